@@ -1,20 +1,23 @@
-"""Shared passes: written once, run for every engine, and for the eager fallback.
+"""Shared passes: graph rewrites that are written once and run for every engine and for eager.
 
-A pass is an object of a subclass of :class:`GraphPass`; it edits one graph in place. Policies list
-passes by name, by ``"module:Class"``, or as objects; ``docs/how-to/write-a-pass.md`` goes from an
-empty file to a package.
+A pass is an object of a subclass of :class:`GraphPass`. It edits one graph in place. A policy lists
+passes by name, by ``"module:Class"``, or as objects. ``docs/how-to/write-a-pass.md`` is a tutorial.
 
-:mod:`~composer.passes.base` says what a pass is. Three kinds make one easy to write:
-:mod:`~composer.passes.pattern` (which finds places by :mod:`~composer.passes.matching`),
+Writing a pass: :mod:`~composer.passes.base` defines the interface. Three base classes make a pass
+shorter: :mod:`~composer.passes.pattern` (it finds matches with :mod:`~composer.passes.matching`),
 :mod:`~composer.passes.interpreter` (a :mod:`~composer.passes.walk` over the graph) and
-:mod:`~composer.passes.function`. :mod:`~composer.passes.resolve` reads the policy's list, and has
-the table of the passes that ship, a module each. :mod:`~composer.passes.early` and
-:mod:`~composer.passes.late` run the stages, before and within a candidate, through the
-:mod:`~composer.passes.pipeline`, which holds every pass to the :mod:`~composer.passes.rules` and
-rolls back by a :mod:`~composer.passes.snapshot`. What a rewrite has to know of a graph is in
-:mod:`~composer.passes.aliasing`, :mod:`~composer.passes.gradients`,
-:mod:`~composer.passes.metadata`, :mod:`~composer.passes.modes`, :mod:`~composer.passes.order` and
-:mod:`~composer.passes.purity`; :mod:`composer.passes.debug` shows what passes do.
+:mod:`~composer.passes.function`.
+
+Running passes: :mod:`~composer.passes.resolve` reads the policy's list, and has the table of
+composer's own passes, which have one module each. :mod:`~composer.passes.early` runs the stages
+before all candidates. :mod:`~composer.passes.late` runs the stages within a candidate. Both use the
+:mod:`~composer.passes.pipeline`. It checks the :mod:`~composer.passes.rules` after every pass, and
+rolls a failed pass back with a :mod:`~composer.passes.snapshot`.
+
+Facts about a graph that a rewrite needs are in :mod:`~composer.passes.aliasing`,
+:mod:`~composer.passes.gradients`, :mod:`~composer.passes.metadata`, :mod:`~composer.passes.modes`,
+:mod:`~composer.passes.order` and :mod:`~composer.passes.purity`.
+:mod:`composer.passes.debug` shows what passes do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a graph before autograd does to memory: what shares it, writes to it, and returns it.
+"""Memory in a graph before autograd: which nodes share it, write to it, and return it.
 
-At the stage ``aten`` a program writes in place and makes views. A rewrite is exact there if what it
-merges or drops is not told apart by that.
+At stage ``aten`` the graph has views and operations in place. A rewrite that merges or drops nodes
+is exact only if no write and no returned value shows the difference.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from composer.graphs.norms import KEEP_STATISTICS
 
 
 class Aliasing:
-    """Which nodes may share memory; of what they share, what is written and what gets out.
+    """Says which nodes may share memory, and which memory is written to or returned.
 
-    Two nodes share memory if a schema says so, or if their fake values do. What anybody writes to
-    anywhere in the graph counts as written, before and after alike. Code that is no operator (a
-    submodule, a branch of ``torch.cond``) counts as writing to all that it is given.
+    Two nodes share memory if an operator's schema says so, or if their fake values share it. Memory
+    counts as written if any node writes to it, early or late in the graph. Code that is not an
+    operator (a submodule, a branch of ``torch.cond``) counts as writing to all its inputs.
     """
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
@@ -39,25 +39,28 @@ class Aliasing:
         self._given = {self.root(node) for node in sources}
 
     def root(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The same node for all that share memory."""
+        """Return the representative of all nodes that share memory with this one."""
         while (parent := self._parent.get(node, node)) is not node:
             node = parent
         return node
 
     def is_written(self, *nodes: torch.fx.Node) -> bool:
-        """Whether anything in the graph writes to the memory of any of them."""
+        """True if the graph writes to the memory of one of the nodes."""
         return any(self.root(node) in self._written for node in nodes)
 
     def is_returned(self, *nodes: torch.fx.Node) -> bool:
-        """Whether the graph returns the memory of any of them."""
+        """True if the graph returns the memory of one of the nodes."""
         return any(self.root(node) in self._returned for node in nodes)
 
     def is_given(self, *nodes: torch.fx.Node) -> bool:
-        """Whether the memory of any of them belongs to an input or an attribute."""
+        """True if the memory of one of the nodes belongs to an input or an attribute."""
         return any(self.root(node) in self._given for node in nodes)
 
     def is_own(self, *nodes: torch.fx.Node) -> bool:
-        """Whether nobody can tell the memory of these apart from other memory of equal content."""
+        """True if the memory of the nodes is not written to, returned, or an input or attribute.
+
+        Other memory with equal content can then take its place.
+        """
         return not (self.is_written(*nodes) or self.is_returned(*nodes) or self.is_given(*nodes))
 
     def _share(self, node: torch.fx.Node) -> None:
@@ -92,13 +95,13 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def holds_memory(node: torch.fx.Node) -> bool:
-    """Whether a node's result is more than a number."""
+    """True if a node's result is not just a number."""
     numbers = int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool
     return not isinstance(node.meta.get("val"), numbers)
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """What a fake value has of tensors in memory that others may share."""
+    """Yield the strided tensors in a fake value; only these can share memory."""
     for each in value if isinstance(value, list | tuple) else [value]:
         if isinstance(each, torch.Tensor) and each.layout is torch.strided:
             yield each

@@ -1,4 +1,4 @@
-"""What a pass is: a class that edits one graph in place, and says how often."""
+"""The base class of passes. A pass edits one graph in place, and counts the places it rewrote."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What one run of a pass did: whether the graph changed, in how many places (if counted)."""
+    """The result of one run of a pass.
+
+    ``changed`` is true if the graph changed. ``matches`` is the number of places that were
+    rewritten, or ``None`` if the pass does not count them.
+    """
 
     changed: bool
     matches: int | None = None
@@ -47,49 +51,52 @@ SHARED_MODULES = (
     "composer.passes.purity",
     "composer.passes.snapshot",
 )
-"""The modules that composer's own rewrites are made of, beside the file of each."""
+"""The modules that composer's own passes share: the ``depends_on`` of each of them."""
 
 
 class GraphPass(ABC):
-    """One rewrite: one class, one file, one name. Its options are its fields.
+    """One rewrite of a graph: one class, one file, one name. Its options are its fields.
 
-    A subclass that has options is decorated with ``@dataclass``, best a frozen one, or keeps what a
-    constructor of its own is given.
+    A subclass with options is a dataclass (a frozen one is best), or has a constructor of its own
+    that stores its arguments on the instance.
 
-    **Before** :meth:`run`, the graph passes ``lint``, is in topological order and every node
-    carries its fake value: ``meta["example_value"]`` at stage ``torch``, ``meta["val"]`` at all
-    others. It belongs to composer: the captured graph, the user's module and the values of weights
-    are never to be touched.
+    **Before** :meth:`run`, the graph passes ``lint`` and is in topological order. Every node has
+    its fake value: ``meta["example_value"]`` at stage ``torch``, ``meta["val"]`` at all other
+    stages. The graph is composer's copy, and the pass may edit it. A pass must never change the
+    captured graph, the user's module, or the values of weights.
 
-    **After** it, the graph has the same placeholders in the same order and as many outputs with
-    the same shape, dtype, device (and strides, at ``torch`` and ``aten``), has no cycle, and
-    every new operation can be run on its inputs' fake values. Order and metadata of new nodes need
-    no care: the pipeline sorts the nodes, and computes the fake values of what changed and of all
-    that hangs on it. A pass that breaks the rule, or raises, is rolled back and recorded; under
-    ``on_pass_error="raise"`` it raises :class:`~composer.errors.PassError`.
+    **After** :meth:`run`, the graph has the same placeholders in the same order. It has the same
+    number of outputs, each with the same shape, dtype and device, and at ``torch`` and ``aten`` the
+    same strides. It has no cycle. Every new operation can run on the fake values of its inputs.
+
+    A pass need not sort new nodes or set their metadata. The pipeline sorts the nodes, and computes
+    the fake values of changed nodes and of all nodes that depend on them. A pass that breaks a
+    rule, or raises, is rolled back, and the error is recorded. Under ``on_pass_error="raise"``
+    composer raises :class:`~composer.errors.PassError` instead.
 
     A pass keeps no state between runs and may run on several threads at once.
     """
 
     name: ClassVar[str] = ""
-    """The recorded name; the class's own name in snake case where it is not given."""
+    """The recorded name. The default is the name of the class in snake case."""
 
     stage: ClassVar[Stage | str] = Stage.ATEN
 
     runs_last: ClassVar[bool] = False
-    """At ``joint`` and ``post_grad``: behind Inductor's own rewrites of that stage rather than in
-    front of them. For every engine it runs behind the passes of the stage that do not say so."""
+    """True if the pass runs after the other passes of its stage. At ``joint`` and ``post_grad`` it
+    then also runs after Inductor's own rewrites of that stage, and not before them."""
 
     eliminates_dead_code: ClassVar[bool] = True
-    """Whether operations that nobody reads are dropped after a run that changed something. What
-    writes to its inputs, draws random numbers or changes torch's state always stays."""
+    """True if composer removes unused operations after a run that changed the graph. Operations
+    that write to their inputs, draw random numbers or change torch's state always stay."""
 
     keeps_numbers: ClassVar[bool] = False
-    """Whether the graph computes the same as before, up to rounding. Under the policy's ``verify``
-    composer compares the two, and takes a pass that breaks its word for one that failed."""
+    """True if the pass promises that the graph computes the same as before, up to rounding. Under
+    the policy's ``verify`` composer compares the two graphs. A difference counts as a failure."""
 
     depends_on: ClassVar[tuple[str, ...]] = ()
-    """Other modules than its own, by name, whose source decides what the pass does."""
+    """Names of further modules whose source decides what the pass does. Their source is part of
+    :meth:`uuid`."""
 
     _limit: ClassVar[MatchLimit | None] = None
 
@@ -105,25 +112,30 @@ class GraphPass(ABC):
         """Rewrite ``gm`` in place.
 
         Returns:
-            How many places were rewritten; ``None`` where that is not counted.
+            The number of places that were rewritten; ``None`` if the pass does not count them.
         """
 
     def for_graph(self, *, inference: bool) -> GraphPass:
-        """The pass as it runs on one of AOTAutograd's graphs; ``inference``: without a backward."""
+        """Return the pass to run on one of AOTAutograd's graphs.
+
+        Args:
+            inference: True if the graph has no backward.
+        """
         return self
 
     def limited(self, limit: MatchLimit) -> Self:
-        """A copy of the pass that :meth:`chosen` gives no more places than the limit allows."""
+        """Return a copy of the pass that rewrites only as many places as ``limit`` allows."""
         twin = copy.copy(self)
         object.__setattr__(twin, "_limit", limit)
         return twin
 
     def uuid(self) -> str | None:
-        """SHA-256 over the class's file, the modules it names, what it holds, and its parameters.
+        """Return a SHA-256 that is equal in every process for the same pass, or ``None``.
 
-        Part of composer's ``graph_key`` and of the key of Inductor's caches. ``None`` where a
-        parameter, or an attribute of the class, has no text that is equal in every process:
-        Inductor's caches are then bypassed.
+        It covers the source file of the class, the modules in ``depends_on``, the attributes of the
+        class, and the parameters of the instance. It is part of composer's ``graph_key`` and of the
+        key of Inductor's caches. It is ``None`` if a parameter or an attribute has no text that is
+        equal in every process. Inductor's caches are then bypassed.
         """
         modules = [source_of_module(name) for name in self.depends_on]
         source = source_of_class(type(self), GraphPass)
@@ -134,9 +146,9 @@ class GraphPass(ABC):
             return None
 
     def _parameters(self) -> dict[str, Any]:
-        """What :meth:`uuid` covers of the instance: its fields, and what else it was given to keep.
+        """Return the values on the instance that :meth:`uuid` covers: fields and other attributes.
 
-        What it computes once and keeps follows from the rest.
+        Cached properties are left out, since they follow from the other values.
         """
         fields = {each.name: getattr(self, each.name) for each in fields_of(self)}
         kept = {
@@ -148,10 +160,10 @@ class GraphPass(ABC):
         return {**fields, **kept}
 
     def chosen(self, places: Iterable[T]) -> Iterator[T]:
-        """The places to rewrite: all, or as many as :func:`composer.passes.bisect` allows.
+        """Yield the places to rewrite: all, or as many as :func:`composer.passes.bisect` allows.
 
-        A pass that iterates over ``self.chosen(...)`` lets the bisection find the match that
-        changed the numbers, not only the pass.
+        If a pass iterates over ``self.chosen(...)``, the bisection finds not only the pass but also
+        the match that changed the numbers.
         """
         for place in places:
             if self._limit is not None and not self._limit.take():
@@ -160,10 +172,10 @@ class GraphPass(ABC):
 
 
 class MatchLimit:
-    """How many more matches may be rewritten; ``taken`` is how many have been.
+    """A limit on the number of matches that are rewritten; ``taken`` counts them.
 
     Args:
-        most: How many in all; by default there is no end of them.
+        most: The largest number of matches; by default there is no limit.
     """
 
     def __init__(self, most: float = math.inf) -> None:
@@ -171,7 +183,7 @@ class MatchLimit:
         self.taken = 0
 
     def take(self) -> bool:
-        """Whether one more place may be rewritten; counts it."""
+        """Count one more place and return true, or return false if the limit is reached."""
         if self.taken >= self._most:
             return False
         self.taken += 1
@@ -179,19 +191,19 @@ class MatchLimit:
 
 
 def snake_case(name: str) -> str:
-    """``"fold_batch_norm"`` for ``FoldBatchNorm``."""
+    """Return the name in snake case: ``"fold_batch_norm"`` for ``FoldBatchNorm``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def as_stage(name: str, of_pass: str = "") -> Stage:
-    """The stage of that name.
+    """Return the stage of that name.
 
     Args:
         name: The stage.
-        of_pass: The pass that names it, for the message; empty where the traceback shows it.
+        of_pass: The name of the pass, for the error message; empty if the traceback shows it.
 
     Raises:
-        OptionError: there is none.
+        OptionError: There is no stage of that name.
     """
     try:
         return Stage(name)

@@ -1,4 +1,4 @@
-"""The graph of the ``aten`` stage: canonical ATen before autograd, made from the captured graph."""
+"""Makes the graph of the ``aten`` stage from the captured graph: canonical ATen before autograd."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from composer.passes import metadata
 
 
 class NotCanonical(Exception):
-    """A captured graph has no form in ATen before autograd."""
+    """A captured graph cannot be expressed in ATen before autograd."""
 
 
 def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """The same function as ``gm``, one overload per call, on the same inputs.
+    """Trace a captured graph to ATen: the same function with the same inputs.
 
-    It trains as ``gm`` does: in-place operations, views, random numbers, batch norm's statistics
-    and regions without grad or with autocast stand in it as they do there. Parameters that ``gm``
-    holds itself stay attributes of the same name.
+    Each call in the result is one operator overload. The result also trains like ``gm``: it keeps
+    operations in place, views, random numbers, updates of batch norm's statistics, and regions
+    without grad or with autocast. Parameters of ``gm`` stay attributes with the same names.
 
     Args:
         gm: The captured graph; it is not changed.
         example_inputs: Tensors and symbols, in the order of the placeholders.
 
     Raises:
-        NotCanonical: the graph holds what says nothing in ATen.
+        NotCanonical: The graph has an operation that ATen before autograd cannot express.
     """
     _check(gm)
     state = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
@@ -53,10 +53,11 @@ def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx
 
 
 def _check(gm: torch.fx.GraphModule) -> None:
-    """Refuse what tracing loses in silence (torch 2.13), such as a custom function's gradient.
+    """Raise ``NotCanonical`` for operations that tracing cannot keep (torch 2.13).
 
-    ``torch.func``'s transforms leave calls of functorch's own in the graph, which fail when run;
-    of operators with graphs for arguments only ``torch.cond`` is known to come through.
+    Tracing silently loses some things, such as the gradient of a custom autograd function.
+    Transforms of ``torch.func`` leave functorch calls in the graph, which fail at run time. Of the
+    operators that take graphs as arguments, only ``torch.cond`` is known to work.
     """
     for node in gm.graph.nodes:
         if node.op == "call_function" and not _torch.canonical.is_canonical(node.target):
@@ -65,7 +66,7 @@ def _check(gm: torch.fx.GraphModule) -> None:
 
 
 class _Interpreted(torch.nn.Module):
-    """Runs a graph node by node, so that what it says of each node reaches what is traced."""
+    """Runs a graph node by node, so that the metadata of each node reaches the traced graph."""
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
         super().__init__()
@@ -77,10 +78,10 @@ class _Interpreted(torch.nn.Module):
 
 
 class _InRegions(torch.fx.Interpreter):
-    """Enters and leaves the graph's regions of autocast, which is recorded as well.
+    """Runs a graph, and enters and leaves its autocast regions, which the trace records as well.
 
-    Called as the functions that Dynamo wrote, they are only recorded (torch 2.13), and all that
-    is computed within them has the wrong dtype.
+    If it called the functions that Dynamo wrote for them instead, tracing would only record the
+    calls (torch 2.13). All results in these regions would then have the wrong dtype.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, regions: metadata.AutocastRegions) -> None:
@@ -91,12 +92,12 @@ class _InRegions(torch.fx.Interpreter):
         if not _torch.modes.changes_autocast(n.target):
             return super().run_node(n)
         metadata.follow(n, self._regions)
-        torch.set_autocast_cache_enabled(False)  # a cast kept for later would not be recorded
+        torch.set_autocast_cache_enabled(False)  # a cast from the cache would not be recorded
         return None
 
 
 def _carry_requires_grad(value: Any, fake: Any) -> None:
-    """Have a fake value say whether a gradient is wanted, which tracing leaves out."""
+    """Copy ``requires_grad`` to a fake value, since tracing does not keep it."""
     if isinstance(value, torch.Tensor):
         fake.requires_grad_(value.requires_grad)
 
@@ -118,13 +119,13 @@ def _make_like(node: torch.fx.Node, original: torch.fx.Node) -> None:
 
 
 def _assembled(traced: torch.fx.GraphModule, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The traced graph with attributes of ``gm``, and those that tracing added."""
+    """Return the traced graph with the attributes of ``gm`` and those that tracing added."""
     names = {str(node.target) for node in traced.graph.find_nodes(op="get_attr")}
     found = ((name, attribute_at(gm, name)) for name in names)
     root = {name: attribute_at(traced, name) if v is None else v for name, v in found}
     made = _torch.sources.lazy_graph_module(root, traced.graph, type(gm).__name__)
     made.meta.update(gm.meta)
-    made.training = gm.training  # of the graph alone: its leaf modules are the program's own
+    made.training = gm.training  # not train(): leaf modules belong to the user's program
     _torch.sources.carry_attributes(gm, made)
     _torch.sources.let_go_of_examples(made)
     return made

@@ -1,4 +1,4 @@
-"""The stages that composer runs itself, once, before every candidate: ``torch`` and ``aten``."""
+"""The stages ``torch`` and ``aten``, which composer runs once, before it tries any candidate."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def rewrite(
     Args:
         request: The graph.
         shared: The passes.
-        at_aten: Gives a copy of the graph in canonical ATen, where there may be one already.
-        check: Called after each pass that changed the graph, where numbers are compared.
+        at_aten: Returns a copy of the graph in canonical ATen; used if such a graph may exist
+            already. By default the graph is traced.
+        check: Compares numbers; called after each pass that changed the graph.
 
     Returns:
-        The request with the graph that they left, which is the captured graph itself where none
-        changed it, and the record of each pass.
+        The request with the rewritten graph, and the record of each pass. If no pass changed the
+        graph, it is the captured graph itself.
 
     Raises:
-        PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
+        PassError: A pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     pipeline = Pipeline(shared.on_error, check=check)
     for stage in BEFORE_AUTOGRAD:
@@ -69,7 +70,7 @@ def _run_stage(
 
 
 def _copy_for(stage: Stage, request: GraphRequest) -> torch.fx.GraphModule:
-    """The graph in the IR of a stage."""
+    """Return a copy of the graph in the IR of a stage."""
     if stage == Stage.ATEN:
         return to_aten(request.gm, request.example_inputs)
     gm = clones.clone_graph(request.gm, _torch.sources.lazy_graph_module)

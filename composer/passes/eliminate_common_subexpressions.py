@@ -1,4 +1,4 @@
-"""Compute once what the graph computes twice."""
+"""The pass that merges equal operations on equal arguments."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from composer.passes.snapshot import frozen
 
 @dataclass(frozen=True)
 class EliminateCommonSubexpressions(GraphPass):
-    """Have equal operations on equal arguments share the first one's result.
+    """Replace operations that repeat an earlier one by the result of the first one.
 
-    Equal means the same operator, the same nodes, and constants of the same type and text (``1``
-    is not ``1.0``, ``0.0`` is not ``-0.0``), under the same grad mode and autocast. Refused for
-    what draws random numbers, and where the graph writes to, or returns, the memory of either
-    result or writes to that of an argument: two results may there be told from one.
+    Two operations are equal if they have the same operator, the same input nodes, equal constants,
+    and the same grad mode and autocast state. Constants are equal if their type and text are equal:
+    ``1`` is not ``1.0``, and ``0.0`` is not ``-0.0``.
 
-    Kin: ``fx_graph_cse`` of AOTAutograd's partitioner, on functional graphs.
+    Operations that draw random numbers are not merged. Others are not merged if the graph writes to
+    the memory of a result or an argument, or returns the memory of a result. The program could
+    then see if there are two results or one.
+
+    Similar: ``fx_graph_cse`` of AOTAutograd's partitioner, on functional graphs.
     """
 
     keeps_numbers: ClassVar[bool] = True
@@ -32,7 +35,7 @@ class EliminateCommonSubexpressions(GraphPass):
     depends_on: ClassVar[tuple[str, ...]] = SHARED_MODULES
 
     def run(self, gm: torch.fx.GraphModule) -> int:
-        """Rewire the readers of each repetition to the first."""
+        """Replace each repeated operation by the first one."""
         count = 0
         for node, first in self.chosen(_repetitions(gm)):
             node.replace_all_uses_with(first)
@@ -42,9 +45,10 @@ class EliminateCommonSubexpressions(GraphPass):
 
 
 def _repetitions(gm: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
-    """Each operation that repeats an earlier one, which comes with it.
+    """Yield each operation that repeats an earlier one, together with the earlier one.
 
-    Found one after the other: what reads a repetition may be one itself once that is rewired.
+    The caller replaces each before it asks for the next one, since the users of a repeated
+    operation may become equal after that.
     """
     aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
     known: dict[Any, torch.fx.Node] = {}

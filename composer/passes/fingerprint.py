@@ -1,8 +1,8 @@
-"""Text that is equal in every process for the same pass: its source and its parameters.
+"""Hashes of a pass's source and parameters that are equal in every process for the same pass.
 
-The source of a class is read once; reading it at every compile is what made custom passes cost
-vLLM 111 ms instead of 2 (vllm-project/vllm#37600). A file is read once each time its module is
-loaded: what is edited and not reloaded does not run yet.
+The source of a class is read once. vLLM read it at every compile, which took 111 ms instead of
+2 ms (vllm-project/vllm#37600). A file is read once for each loading of its module, since an edit
+has no effect before the module is loaded again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from composer.errors import OptionError
 
 
 class Unstable(Exception):
-    """A value has no text that would be equal in another process."""
+    """A value has no text that is equal in every process."""
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 of values of Python's own types, torch's dtypes, devices and operators, functions.
+    """Return the SHA-256 of values.
+
+    The values may have Python's built-in types, be torch's dtypes, devices or operators, or be
+    functions and classes. Containers may hold them.
 
     Raises:
-        Unstable: one of them is something else, or holds itself, as a recursive function does.
+        Unstable: A value has another type, or contains itself, as a recursive function does.
     """
     try:
         return hashlib.sha256(_text(parts).encode()).hexdigest()
@@ -43,18 +46,18 @@ def digest(*parts: Any) -> str:
 
 
 def source_of_class(cls: type, root: type) -> str:
-    """The source of a class and of its bases up to ``root``; its bytecode where there is none.
+    """Return the source of a class and of its bases below ``root``, or bytecode without a source.
 
-    With it goes the file that each stands in, since a pass calls functions beside it.
+    A hash of the file of each class is included, since a pass calls functions in the same file.
     """
     return "\n".join(_source(each) + file_of(each) for each in _up_to(cls, root))
 
 
 def members_of_class(cls: type, root: type) -> list[dict[str, Any]]:
-    """What a class and its bases up to ``root`` hold by name: attributes, properties, functions.
+    """Return the members of a class and of its bases below ``root``: attributes, functions etc.
 
-    The same source makes classes that differ in them, where a function makes it. Fields of a
-    dataclass are left out, since each instance has its own.
+    If a function defines a class, the same source can make classes with different members. Fields
+    of a dataclass are left out, since each instance has its own values.
     """
     return [_members(each) for each in _up_to(cls, root)]
 
@@ -64,7 +67,7 @@ def _up_to(cls: type, root: type) -> list[type]:
 
 
 def fields_of(thing: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a class or an instance; none where it is no dataclass."""
+    """Return the dataclass fields of a class or an instance; empty if it is not a dataclass."""
     return dataclasses.fields(thing) if is_dataclass(thing) else ()
 
 
@@ -80,7 +83,7 @@ def _members(cls: type) -> dict[str, Any]:
 
 
 def file_of(thing: Any) -> str:
-    """SHA-256 of the file of a class or function; nothing where it was typed into a shell."""
+    """Return the SHA-256 of the file of a class or function; empty if it was typed in a shell."""
     return _file_of_module(sys.modules.get(getattr(thing, "__module__", "")))
 
 
@@ -93,7 +96,10 @@ def _file_of_module(module: types.ModuleType | None) -> str:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Loading:
-    """One loading of a module. A reload makes a new spec, which may compare equal to the old."""
+    """One loading of a module. Two are equal only if they hold the same spec object.
+
+    A reload makes a new spec, which may compare equal to the old one.
+    """
 
     spec: object
 
@@ -105,7 +111,7 @@ class _Loading:
 
 
 def _hash_as_loaded(path: str, spec: object) -> str:
-    """SHA-256 of a file, as it was when it was first read after this loading of its module."""
+    """Return the SHA-256 of a file as it was at the first read after this loading of its module."""
     return _hash_of_file(path, _Loading(spec))
 
 
@@ -115,14 +121,14 @@ def _hash_of_file(path: str, _: _Loading) -> str:
 
 
 def source_of_module(name: str) -> str:
-    """SHA-256 of a module's file, without importing the module itself.
+    """Return the SHA-256 of a module's file. The packages around it are imported, but not itself.
 
     Raises:
-        OptionError: there is no such module, or it has no file.
+        OptionError: There is no such module, or it has no file.
     """
     try:
         found = importlib.util.find_spec(name)
-    except ImportError:  # of the package that it should be in
+    except ImportError:  # its package cannot be imported
         found = None
     if found is None or found.origin is None or not Path(found.origin).is_file():
         raise OptionError(f"depends_on names {name!r}, which has no source file")
@@ -130,15 +136,17 @@ def source_of_module(name: str) -> str:
 
 
 def source_not_imported(name: str) -> str:
-    """SHA-256 of a module's file, importing nothing, its packages neither; empty without a file.
+    """Return the SHA-256 of a module's file, or an empty text if it has none.
+
+    Neither the module nor its packages are imported.
 
     Args:
-        name: Of the module, in full.
+        name: The full name of the module.
     """
     top, *parts = name.split(".")
     try:
         found = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # a module of this name was made by hand
+    except (ImportError, ValueError):  # a module object without a spec has this name
         return ""
     places = (found.submodule_search_locations or ()) if found and parts else ()
     files = [Path(place, *parts) for place in places]
@@ -221,20 +229,20 @@ def _text(value: Any) -> str:
 
 
 def _typed_class(cls: type) -> str:
-    """What a class without a file is made of; nothing for Python's own."""
+    """Return source, members and bases of a class without a file; empty for built-in classes."""
     if "__module__" not in vars(cls):
         return ""
     return _source(cls) + _text([_members(cls), cls.__bases__])
 
 
 def _function_text(function: types.FunctionType) -> str:
-    """A function's source and file, with the values that it closes over and its defaults.
+    """Return a text of a function's source and file, the values in its closure, and its defaults.
 
-    Of what stands beside it, which its file has, a function without one has what it names.
+    For a function without a file, the global variables that it names are included instead.
     """
     try:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError as empty:  # a cell that is still to be filled
+    except ValueError as empty:  # a cell without a value
         raise Unstable(function.__qualname__) from empty
     file = file_of(function)
     named = {} if file else _globals_of(function, function.__code__)
@@ -255,7 +263,10 @@ def _globals_of(function: types.FunctionType, code: types.CodeType) -> dict[str,
 
 
 def _source_of_function(function: types.FunctionType) -> str:
-    """Another lambda may stand on a lambda's own line."""
+    """Return a function's source, and for a lambda also its code.
+
+    Two lambdas on one line have the same source.
+    """
     code = function.__code__
     told_apart = _code_text(code) if code.co_name == "<lambda>" else ""
     return _source(function) + told_apart

@@ -1,4 +1,4 @@
-"""Fold batch norm that has fixed statistics into the convolution, or linear layer, before it."""
+"""The pass that folds batch norm in eval mode into the convolution or linear layer before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from composer.passes.modes import NodeModes
 aten = torch.ops.aten
 
 _PRODUCTS = {"aten::conv1d": 3, "aten::conv2d": 4, "aten::conv3d": 5, "aten::linear": 2}
-"""Whose channels are dimension 1 of a result with so many dimensions, 0 of the weight."""
+"""Operators, and the rank of their result for which the pass applies. Channels are then dimension 1
+of the result, and dimension 0 of the weight."""
 
 _STATISTICS = ("running_mean", "running_var")
 _OPERANDS = ("input", "weight", "bias")
@@ -29,13 +30,15 @@ Emit = Callable[..., torch.fx.Node]
 class FoldBatchNorm(GraphPass):
     """Scale the weights and shift the bias of a convolution or linear layer by its batch norm.
 
-    Only batch norm with running statistics (``training`` false) behind a convolution that nobody
-    else reads. The scaling is part of the graph, so gradients flow to all parameters; engines
-    that bind weights compute it once. Numbers of 16 bits are scaled in float32 and rounded once,
-    since eager computes the norm so. Refused where dtypes differ (autocast), where the two stand
-    in different regions, and where the graph writes to a parameter or a statistic.
+    The pass applies to batch norm with running statistics (``training`` false) that is the only
+    user of a convolution or linear layer. The scaling is part of the graph, so gradients flow to
+    all parameters. Engines that treat weights as constants compute it once. Half-precision weights
+    are scaled in float32 and rounded once, since eager computes the norm in float32.
 
-    Kin: ``torch.nn.utils.fusion.fuse_conv_bn_weights``, on modules.
+    A pair is not folded if its dtypes differ (autocast), if its grad mode or autocast state
+    differs, or if the graph writes to a parameter or a statistic.
+
+    Similar: ``torch.nn.utils.fusion.fuse_conv_bn_weights``, on modules.
     """
 
     keeps_numbers: ClassVar[bool] = True
@@ -75,7 +78,7 @@ def _given(node: torch.fx.Node, *names: str) -> list[torch.fx.Node]:
 
 
 def _come_before(needed: list[torch.fx.Node], node: torch.fx.Node) -> bool:
-    """Whether all are inputs, attributes, or computed earlier than the node."""
+    """True if all of them are inputs, attributes, or computed before the node."""
     return all(each.op in ("placeholder", "get_attr") or each < node for each in needed)
 
 
@@ -92,7 +95,7 @@ def _fold(graph: torch.fx.Graph, norm: torch.fx.Node) -> None:
 def _folded(
     call: Emit, product: torch.fx.Node, norm: torch.fx.Node
 ) -> tuple[torch.fx.Node, torch.fx.Node]:
-    """The weight and the bias that do what the product and the norm did."""
+    """Return the weight and the bias with which the product computes both product and norm."""
     dtype = norm.meta["val"].dtype
     is_short = dtype in (torch.float16, torch.bfloat16)
 

@@ -1,4 +1,4 @@
-"""Evaluate once what depends on no input."""
+"""The pass that evaluates operations without inputs once, at compile time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.purity import is_function
 
 _READS_ONLY_KIND = frozenset({"aten::new_ones", "aten::new_zeros", "aten::new_full"})
-"""Which take dtype and device from a tensor, and have sizes of their own."""
+"""Operators that read only dtype and device of a tensor; the sizes are an argument."""
 
 _READS_ONLY_METADATA = _READS_ONLY_KIND | {"aten::ones_like", "aten::zeros_like", "aten::full_like"}
 
@@ -27,15 +27,19 @@ Constants = dict[torch.fx.Node, Any]
 
 @dataclass(frozen=True)
 class FoldConstants(GraphPass):
-    """Evaluate what depends on no input (masks, position indices) once, into a buffer.
+    """Evaluate operations that depend on no input (masks, position indices) once, into a buffer.
 
-    Refused for operators that are not torch's own, for what is random, written to, returned (every
-    call returns memory of its own), of a size that the call decides, larger than ``max_bytes``, or
-    computed otherwise here than there (under autocast). Parameters and buffers are no constants:
-    training and ``load_state_dict`` change them.
+    Operations are not folded in these cases:
+
+    - The operator is not torch's own, or it is random.
+    - The graph writes to the result, or returns it. Every call must return new memory.
+    - The size is dynamic, or the result is larger than ``max_bytes``.
+    - The evaluation gives another dtype, shape or stride than the graph has, as under autocast.
+
+    Parameters and buffers are not constants: training and ``load_state_dict`` change them.
 
     Args:
-        max_bytes: The largest constant to make, intermediate ones included.
+        max_bytes: The largest size of a constant in bytes, also for intermediate results.
     """
 
     keeps_numbers: ClassVar[bool] = True
@@ -49,7 +53,7 @@ class FoldConstants(GraphPass):
             raise ValueError(f"max_bytes is at least 0, not {self.max_bytes}")
 
     def run(self, gm: torch.fx.GraphModule) -> int:
-        """Replace each constant that something else reads by an attribute."""
+        """Replace each constant that a non-constant operation uses by an attribute."""
         aliasing = Aliasing(gm)
         values: Constants = {}
         with _torch.fakes.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
@@ -83,7 +87,7 @@ class FoldConstants(GraphPass):
 
 
 def _evaluate(node: torch.fx.Node, values: Constants) -> None:
-    """Run the operation on constants; leave it out if that does not give what the graph says."""
+    """Run the operation on constants, and keep the result if it looks as the graph says."""
     args: Any = node.args
     name = _torch.operators.operator_name(node.target)
     if name in _READS_ONLY_METADATA and args[0] not in values:
@@ -95,7 +99,10 @@ def _evaluate(node: torch.fx.Node, values: Constants) -> None:
 
 
 def _stand_in(node: torch.fx.Node, *, of_its_sizes: bool) -> torch.Tensor:
-    """A tensor with a node's metadata and no content; of no dimensions where its sizes vary."""
+    """Return an uninitialized tensor with a node's dtype, device and sizes.
+
+    It has no dimensions if the sizes are dynamic or not needed.
+    """
     fake = node.meta["val"]
     sizes, strides = tuple(fake.shape), tuple(fake.stride())
     if not of_its_sizes or not all(type(each) is int for each in (*sizes, *strides)):

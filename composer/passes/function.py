@@ -1,4 +1,4 @@
-"""Functions and Inductor's own kinds of pass, as passes of composer's."""
+"""Makes a composer pass from a function, or from one of Inductor's kinds of pass."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from composer.records import Stage
 class FunctionPass(GraphPass):
     """A pass made from a callable that edits a graph module, or a graph, in place.
 
-    Accepted unchanged are functions of one argument, Inductor's ``CustomGraphPass``,
-    ``CustomInferenceAwareGraphPass``, ``CustomGraphModulePass`` and ``PatternMatcherPass``. What
-    a plain function is given, the module or its graph, is read off its first parameter: annotated
-    ``torch.fx.Graph``, or named ``graph``, it is the graph.
+    It accepts functions of one argument, and Inductor's ``CustomGraphPass``,
+    ``CustomInferenceAwareGraphPass``, ``CustomGraphModulePass`` and ``PatternMatcherPass``. A plain
+    function receives the graph if its first parameter is annotated ``torch.fx.Graph``. Without an
+    annotation it receives the graph if that parameter is named ``graph`` or ``g``. In all other
+    cases it receives the graph module.
 
     Args:
-        function: The callable.
-        stage: Where it runs; by default what the callable's attribute ``stage`` says. Without one
-            it is ``post_grad`` for Inductor's kinds, which are written for it, and ``aten`` for
-            plain functions.
-        runs_last: Whether it runs behind Inductor's own rewrites of its stage; by default what the
-            callable's attribute ``runs_last`` says, else it does not.
+        function: The callable. Its attribute ``keeps_numbers`` has the meaning that it has on a
+            pass.
+        stage: The stage at which it runs. The default is the callable's attribute ``stage``.
+            Without that attribute it is ``post_grad`` for Inductor's kinds of pass, which are
+            written for that stage, and ``aten`` for plain functions.
+        runs_last: True if it runs after Inductor's own rewrites of its stage. The default is the
+            callable's attribute ``runs_last``, or false.
         name: The recorded name; by default the qualified name of the function or its class.
-        inference: What a ``CustomInferenceAwareGraphPass`` is told: whether the graph has no
-            backward. At ``joint`` and ``post_grad`` composer sets it for each graph.
-
-    The callable's attribute ``keeps_numbers`` counts as that of a pass.
+        inference: The value that a ``CustomInferenceAwareGraphPass`` receives: true if the graph
+            has no backward. At ``joint`` and ``post_grad`` composer sets it for each graph.
 
     Raises:
-        OptionError: there is no such stage.
+        OptionError: There is no such stage.
     """
 
     function: Callable[..., Any]
@@ -61,12 +61,12 @@ class FunctionPass(GraphPass):
         object.__setattr__(self, "stage", stage)
 
     def run(self, gm: torch.fx.GraphModule) -> int | PassResult | None:
-        """Call the function; what it returns counts as what a pass's ``run`` returns.
+        """Call the function, and return its result if that is a valid result of a pass's ``run``.
 
-        Anything else, such as what torch's ``replace_pattern`` lists as replaced, counts nothing.
+        Other results, such as the list that torch's ``replace_pattern`` returns, become ``None``.
 
         Raises:
-            TypeError: it returned another graph, rather than edit the one that it was given.
+            TypeError: The function returned a new graph, and did not edit the given one in place.
         """
         if _torch.canonical.is_pattern_matcher_pass(self.function):
             return int(self.function.apply(gm))  # type: ignore[attr-defined]  # Inductor's class
@@ -82,11 +82,14 @@ class FunctionPass(GraphPass):
         return returned if isinstance(returned, int | PassResult) else None
 
     def for_graph(self, *, inference: bool) -> GraphPass:
-        """The pass that tells its function whether the graph has no backward."""
+        """Return a copy that tells its function whether the graph has a backward."""
         return dataclasses.replace(self, inference=inference)
 
     def uuid(self) -> str | None:
-        """The function's own ``uuid()``; a plain function has none, as under Inductor."""
+        """Return a hash of the name, the stage and the function's own ``uuid()``.
+
+        It is ``None`` for a plain function, as Inductor does it.
+        """
         if not isinstance(self.function, _torch.inductor.CUSTOM_PASSES):
             return None
         own = self.function.uuid()
@@ -118,7 +121,7 @@ def _takes_graph(function: Callable[..., Any]) -> bool:
 
 
 def qualified_name(function: Callable[..., Any]) -> str:
-    """``"my_package.rewrites.fuse"``; for an object that of its class."""
+    """Return a name such as ``"my_package.rewrites.fuse"``; for an object, that of its class."""
     named = function.func if isinstance(function, functools.partial) else function
     named = named if hasattr(named, "__qualname__") else type(named)
     return f"{named.__module__}.{named.__qualname__}"

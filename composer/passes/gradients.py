@@ -1,4 +1,4 @@
-"""Which results of a graph before autograd need a gradient, and which are given one."""
+"""Finds which results of a graph before autograd need a gradient, and which receive one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ aten = torch.ops.aten
 
 
 class Gradients:
-    """Which inputs, weights and results need a gradient, as ``requires_grad`` will say of them.
+    """Finds which nodes need a gradient (their ``requires_grad``), and which receive one.
 
-    Not all are given one: what only a comparison or ``detach`` reads is not on the way back from
-    what is returned. Of memory that the graph writes to it is taken to be.
+    A node that needs a gradient receives none if no gradient path leads to it from an output, for
+    example if only a comparison or ``detach`` uses it. Nodes whose memory the graph writes to are
+    assumed to pass a gradient on.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, aliasing: Aliasing, modes: NodeModes) -> None:
@@ -32,11 +33,11 @@ class Gradients:
                 self._reached.update(self._needed.intersection(node.all_input_nodes))
 
     def reach(self, node: torch.fx.Node) -> bool:
-        """Whether the result is given a gradient, which eager gives to what it is made of."""
+        """True if the node's result receives a gradient in the backward."""
         return node in self._reached
 
     def of_inputs(self, node: torch.fx.Node) -> tuple[bool, ...]:
-        """For each node that is read, whether the operation hands a gradient on to it."""
+        """Return for each input of the node if the operation passes a gradient on to it."""
         recorded = self._modes.records_grad(node)
         return tuple(recorded and each in self._needed for each in node.all_input_nodes)
 
@@ -49,13 +50,13 @@ class Gradients:
 
 
 def _reads_only_metadata(node: torch.fx.Node) -> bool:
-    """Whether it is ``zeros_like``, ``new_ones`` or one of their kin."""
+    """True for ``zeros_like``, ``new_ones`` and similar operators."""
     name = _torch.operators.operator_name(node.target)
     return name.endswith("_like") or name.startswith("aten::new_")
 
 
 def _may_have_one(node: torch.fx.Node) -> bool:
-    """Whether gradients are defined for what the result holds."""
+    """True if gradients are defined for the dtype of the result."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return holds_memory(node)

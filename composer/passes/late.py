@@ -1,4 +1,4 @@
-"""The stages within a candidate: ``joint``, the partitioner, ``post_grad``."""
+"""The stages that run within each candidate: ``joint``, the partitioner and ``post_grad``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Partitioner = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
 
 class LatePasses:
-    """The shared passes as one candidate runs them, on each of AOTAutograd's graphs."""
+    """Runs the shared passes for one candidate, on each of AOTAutograd's graphs."""
 
     def __init__(self, shared: SharedPasses | None = None, candidate: str = "") -> None:
         self.shared = shared or SharedPasses()
@@ -33,11 +33,11 @@ class LatePasses:
 
     @property
     def records(self) -> tuple[PassRecord, ...]:
-        """One for each pass that ran; a forward and a backward are added up."""
+        """One record for each pass that ran; the forward and the backward graph are summed."""
         return tuple(record for group in self._records.values() for record in group)
 
     def rewrites(self, stage: Stage) -> bool:
-        """Whether there is a pass of this stage."""
+        """True if there is a pass of this stage."""
         return bool(self.shared.at(stage))
 
     def run(
@@ -48,11 +48,12 @@ class LatePasses:
         Args:
             stage: ``joint`` or ``post_grad``.
             gm: One of AOTAutograd's graphs.
-            inference: Whether it has no backward.
-            last: Run those that stand behind the engine's own rewrites, or those in front.
+            inference: True if it has no backward.
+            last: True to run the passes that come after the engine's own rewrites, false for those
+                that come before.
 
         Raises:
-            PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
+            PassError: A pass failed, and the policy says ``on_pass_error = "raise"``.
         """
         passes = self.shared.at(stage, last=last)
         if not passes:
@@ -68,7 +69,7 @@ class LatePasses:
         """Record that AOTAutograd made no graph for these passes.
 
         Raises:
-            PassError: the policy says ``on_pass_error = "raise"``.
+            PassError: The policy says ``on_pass_error = "raise"``.
         """
         self._records.clear()
         for stage in _LATE:
@@ -77,14 +78,20 @@ class LatePasses:
             self._keep(stage, pipeline.records)
 
     def ran_all(self) -> bool:
-        """Whether every pass was given a graph; a partitioner by itself, one to cut."""
+        """True if every pass ran.
+
+        If there are no passes, it is true if the partitioner ran.
+        """
         wanted = {
             (s, last) for s in _LATE for last in (False, True) if self.shared.at(s, last=last)
         }
         return (wanted or {(Stage.PARTITIONER, False)}) <= self._records.keys()
 
     def complete(self, remembered: Iterable[PassRecord]) -> None:
-        """Add records of passes that did not run now: Inductor had the graph in its cache."""
+        """Add the remembered records of stages that did not run.
+
+        They do not run if Inductor takes the graph from its cache.
+        """
         ran = {stage for stage, _ in self._records}
         for each in remembered:
             if each.stage not in ran:
@@ -98,10 +105,12 @@ class LatePasses:
     def partition(
         self, usual: Partitioner, gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-        """Partition a joint graph by the policy's partitioner, or the usual one.
+        """Partition a joint graph into forward and backward.
+
+        It uses the policy's partitioner, and ``usual`` if there is none or if that one fails.
 
         Raises:
-            PassError: the partitioner failed, and the policy says ``on_pass_error = "raise"``.
+            PassError: The partitioner failed, and the policy says ``on_pass_error = "raise"``.
         """
         mine = self.shared.partitioner
         if mine is None:

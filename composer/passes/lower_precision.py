@@ -1,4 +1,4 @@
-"""Compute matrix products in bfloat16, and everything else as it was."""
+"""The pass that computes matrix products in bfloat16, and everything else in float32."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PRODUCTS = frozenset(
     | {f"aten::conv{n}d" for n in (1, 2, 3)}
     | {f"aten::conv_transpose{n}d" for n in (1, 2, 3)}
 )
-"""What is worth it: the operators of ``torch.autocast``'s list for the CPU."""
+"""The operators to lower: those of ``torch.autocast``'s list for the CPU."""
 
 _MOVES = frozenset(
     {"aten::view", "aten::reshape", "aten::flatten", "aten::unflatten", "aten::transpose"}
@@ -33,24 +33,26 @@ _MOVES = frozenset(
     | {"aten::expand", "aten::select", "aten::slice", "aten::narrow", "aten::split", "aten::chunk"}
     | {"aten::split_with_sizes", "aten::unbind", "aten::contiguous", "aten::clone"}
 )
-"""What hands elements on as they are, and gives them in bfloat16 where it is given such."""
+"""Operators that move elements without changing them; for a bfloat16 input they return bfloat16."""
 
 
 @dataclass(frozen=True)
 class LowerPrecision(GraphPass):
-    """Have products and convolutions of float32 take bfloat16, and return float32.
+    """Compute float32 products and convolutions in bfloat16, and cast their results to float32.
 
-    What they are given is rounded; their results are, too, and go from one to the next without a
-    detour where only views stand between. Softmax, norms, sums and all that is elementwise stay in
-    float32, and so does a mask. Left alone is what is on another device than the CPU, what has
-    another dtype, and what stands in a region of autocast, on or off: there the user has decided.
+    The inputs of a product are rounded to bfloat16, and its result is rounded as well. If only
+    views stand between two products, the second one takes the bfloat16 result of the first one
+    directly. Softmax, norms, sums, elementwise operations and attention masks stay in float32.
+
+    The pass leaves products alone on other devices than the CPU, with other dtypes, and in an
+    autocast region, enabled or disabled. In such a region the user has already chosen the dtype.
 
     The casts are part of the graph, so gradients flow through them and arrive in float32.
 
-    Kin: ``torch.autocast("cpu", torch.bfloat16)``, for what runs eagerly.
+    Similar: ``torch.autocast("cpu", torch.bfloat16)``, for eager code.
 
     Attributes:
-        first: How many products, from the first on, stay in float32 as well.
+        first: The number of products that stay in float32, counted from the start of the graph.
     """
 
     first: int = 0
@@ -68,15 +70,16 @@ class LowerPrecision(GraphPass):
 
 
 def products_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """What may take bfloat16 of a graph at stage ``aten``, in the order of the graph."""
+    """Return the products of a graph at stage ``aten`` that may be lowered, in graph order."""
     modes = NodeModes.in_graph(gm.graph)
     return [node for node in gm.graph.nodes if _lowers(node, modes)]
 
 
 def casts_in(weight: torch.fx.Node) -> list[torch.fx.Node]:
-    """The readers of a weight that the pass put there to round it, for products only to read.
+    """Return the casts of a weight to bfloat16 that this pass added.
 
-    What a cast of the user's own gives may be returned, or written to.
+    Only products use their results. Casts that the user wrote are left out, since their results may
+    be returned or written to.
     """
     return [node for node in weight.users if _MARK in node.meta]
 
@@ -92,9 +95,10 @@ def _lowers(node: torch.fx.Node, modes: NodeModes) -> bool:
 
 
 def _multiplies(node: torch.fx.Node) -> bool:
-    """Whether it is a product. An einsum is one where it sums over what it multiplies.
+    """True if the node is a product.
 
-    Others are elementwise, as the outer product of positions and frequencies is, or views.
+    An einsum is a product if it sums over an index that several operands have. Other einsums are
+    elementwise, such as the outer product of positions and frequencies, or views.
     """
     name = _torch.operators.operator_name(node.target)
     if name != "aten::einsum":
@@ -106,7 +110,7 @@ def _multiplies(node: torch.fx.Node) -> bool:
 
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What enters the product. Attention takes a mask in float32 whatever it computes in."""
+    """Return the operands to round. A mask is left out: attention accepts it in float32."""
     is_attention = (
         _torch.operators.operator_name(node.target) == "aten::scaled_dot_product_attention"
     )
@@ -126,10 +130,10 @@ def _is_wide(value: Any) -> bool:
 
 
 class _Narrowing:
-    """One graph, and what of it is there in bfloat16 already.
+    """Lowers products in one graph, and remembers the bfloat16 values that it made.
 
-    A cast made under one state of autograd is not used under another, and none of what is written
-    to is used twice.
+    A cast is used again only under the same grad mode and autocast state. A value that the graph
+    writes to is cast again for each product.
     """
 
     def __init__(self, graph: torch.fx.Graph, aliasing: Aliasing, modes: NodeModes) -> None:
@@ -140,7 +144,7 @@ class _Narrowing:
         self._made: dict[tuple[torch.fx.Node, Modes], torch.fx.Node] = {}
 
     def lower(self, product: torch.fx.Node) -> None:
-        """Have one product take bfloat16; its readers take what is cast back."""
+        """Lower one product; its users then read a cast of its result to float32."""
         operands = set(_operands(product))
 
         def narrow(each: torch.fx.Node) -> torch.fx.Node:
@@ -172,9 +176,10 @@ class _Narrowing:
         return self._emit(reader, node, node.target, args, node.kwargs)
 
     def _is_moved(self, node: torch.fx.Node, reader: torch.fx.Node) -> bool:
-        """Whether a view leads to it from a weight, or from what is there in bfloat16.
+        """True if the node is a view of a weight, or of a product that already gives bfloat16.
 
-        Not one under another state of autograd: gradients flow through the one and not the other.
+        All views must be under the grad mode and autocast state of ``reader``, since gradients may
+        flow under one state and not under another.
         """
         modes = self._modes.of[reader]
         while _moves(node) and self._modes.of[node] == modes:

@@ -1,8 +1,8 @@
-"""Where a pattern stands in a graph, by ``torch.fx``'s matcher, and why it nearly does.
+"""Finds the matches of a pattern in a graph with ``torch.fx``'s matcher, and explains near misses.
 
-Torch's matcher compares arguments as they are written. Here calls are brought into one form
-first, so that positional, keyword and left out default arguments are the same, and a match is
-refused where rewriting it would move its operations across a write to memory.
+Torch's matcher compares arguments as they are written. This module normalizes the calls first.
+Positional arguments, keyword arguments and omitted defaults then compare equal. It also refuses a
+match if rewriting it would move an operation across a write to memory.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from composer.passes.purity import is_pure, keeps_to_itself
 from composer.passes.unmatched import Unmatched, compare
 
 Filter = Callable[[InternalMatch, torch.fx.Graph, torch.fx.Graph], bool]
-"""Given the match, the graph and the pattern's graph, as by ``replace_pattern_with_filters``."""
+"""A function of the match, the graph and the pattern's graph. It has the signature of the filters
+of torch's ``replace_pattern_with_filters``."""
 
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
     """A place where the last operation of a pattern was found, but not all of it.
 
-    ``anchor`` is the graph's node in place of that last operation, ``pattern_node`` the first node
-    of the pattern that did not match, ``graph_node`` what stands in its place.
+    ``anchor`` is the node of the graph that matches that last operation. ``pattern_node`` is the
+    first node of the pattern that did not match, and ``graph_node`` is the graph's node there.
     """
 
     anchor: str
@@ -41,7 +42,10 @@ class NearMiss:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A pattern, and what is asked of its matches. ``graph`` is not shared with another search."""
+    """A pattern, and the conditions for its matches.
+
+    ``graph`` is the pattern's graph. Two searches must not share it, since a search edits it.
+    """
 
     graph: torch.fx.Graph
     filters: Sequence[Filter] = ()
@@ -55,12 +59,12 @@ class Query:
 
     @property
     def anchors(self) -> list[torch.fx.Node]:
-        """The operations from which the matcher starts: those that only the output reads."""
+        """The operations from which the matcher starts: only the output uses their result."""
         return [node for node in self.returned if len(node.users) == 1]
 
 
 def find(graph: torch.fx.Graph, query: Query) -> tuple[list[InternalMatch], list[NearMiss]]:
-    """The matches to rewrite, none overlapping another, and those refused."""
+    """Return the matches to rewrite, which do not overlap, and the refused matches."""
     matches: list[InternalMatch] = []
     refused: list[NearMiss] = []
     places = {node: place for place, node in enumerate(graph.nodes)}
@@ -77,7 +81,7 @@ def find(graph: torch.fx.Graph, query: Query) -> tuple[list[InternalMatch], list
 
 
 def near_misses(graph: torch.fx.Graph, query: Query) -> list[NearMiss]:
-    """Every place where an anchor of the pattern was found, but the pattern is not rewritten."""
+    """Return every place where an anchor of the pattern was found, but there is no rewrite."""
     matches, refused = find(graph, query)
     complete = {match.nodes_map[match.anchors[0]].name for match in matches}
     explained = {miss.anchor for miss in refused}
@@ -92,7 +96,7 @@ def near_misses(graph: torch.fx.Graph, query: Query) -> list[NearMiss]:
 
 
 def matched_nodes(match: InternalMatch) -> list[torch.fx.Node]:
-    """The operations that the match covers, the pattern's last one first."""
+    """Return the operations that the match covers; the last one of the pattern comes first."""
     return [node for wanted, node in match.nodes_map.items() if wanted.op != "placeholder"]
 
 
@@ -114,7 +118,7 @@ def _refusal(
     places: dict[torch.fx.Node, int],
     taken: dict[torch.fx.Node, str],
 ) -> str:
-    """Why a match is not to be rewritten; empty where it is."""
+    """Return why a match must not be rewritten; empty if it may be."""
     nodes = matched_nodes(match)
     rival = next((taken[node] for node in nodes if node in taken), None)
     if rival is not None:
@@ -131,7 +135,7 @@ def _refusal(
 def _disturbing(
     nodes: list[torch.fx.Node], places: dict[torch.fx.Node, int]
 ) -> torch.fx.Node | None:
-    """An operation between the matched ones that they must not be moved across."""
+    """Return an operation between the matched ones that they must not be moved across."""
     matched = set(nodes)
     last = max(nodes, key=places.__getitem__)
     pure = all(map(is_pure, nodes))
@@ -154,7 +158,7 @@ def _explain(anchor: torch.fx.Node, node: torch.fx.Node, query: Query) -> NearMi
 
 
 def _outside_reader(images: dict[torch.fx.Node, Any], query: Query) -> Unmatched | None:
-    """An inner node of the match that somebody else reads, so that it cannot go."""
+    """Return an inner node of the match that has a user outside, so that it cannot be erased."""
     inside = {node for wanted, node in images.items() if wanted.op != "placeholder"}
     for wanted, node in images.items():
         if wanted.op == "placeholder" or wanted in query.returned:
@@ -176,7 +180,10 @@ def _is_call_of(node: torch.fx.Node, wanted: torch.fx.Node) -> bool:
 
 @contextmanager
 def _one_form(pattern: torch.fx.Graph, graph: torch.fx.Graph) -> Iterator[None]:
-    """Give every argument by keyword, defaults as well, in calls of what the pattern calls."""
+    """Normalize calls in both graphs while the context is open; restore them at its end.
+
+    Calls of the pattern's targets pass every argument by keyword, including defaults.
+    """
     targets = {node.target for node in pattern.nodes if node.op == "call_function"}
     forms = dict(form for target in targets for form in _forms(target, pattern, graph))
     written = {node: (node.args, node.kwargs) for node in forms}
@@ -190,7 +197,10 @@ def _one_form(pattern: torch.fx.Graph, graph: torch.fx.Graph) -> Iterator[None]:
 
 
 def _forms(target: Any, *graphs: torch.fx.Graph) -> list[tuple[torch.fx.Node, dict[str, Any]]]:
-    """Every call of the target with its arguments by name; none if one of them is ambiguous."""
+    """Return every call of the target with its arguments by name.
+
+    The result is empty if the arguments of one call cannot be named without doubt.
+    """
     calls = [node for each in graphs for node in each.find_nodes(op="call_function", target=target)]
     forms = [(node, _by_keyword(node)) for node in calls]
     known = [(node, form) for node, form in forms if form is not None]
@@ -205,6 +215,6 @@ def _by_keyword(node: torch.fx.Node) -> dict[str, Any] | None:
             node.kwargs,
             normalize_to_only_use_kwargs=True,
         )
-    except (RuntimeError, ValueError, TypeError):  # overloads that only types tell apart; builtins
+    except (RuntimeError, ValueError, TypeError):  # overloads that differ only by type; builtins
         return None
     return None if form is None else form.kwargs

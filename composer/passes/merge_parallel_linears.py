@@ -1,4 +1,4 @@
-"""One product for several that share an operand."""
+"""The pass that merges products that share an operand into one product."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ aten = torch.ops.aten
 class ProductKind:
     """How products that share an operand are merged.
 
-    ``target`` is the operator, ``shared`` the position of the operand they share; the other one
-    is laid side by side along ``joined``, and the result is cut along ``cut``.
+    Attributes:
+        target: The operator.
+        shared: The position of the shared operand.
+        joined: The dimension along which the other operands are concatenated.
+        cut: The dimension along which the result is sliced.
     """
 
     target: Any
@@ -46,7 +49,7 @@ _COPY_IF_NEEDED = {
     aten.view.default: aten.reshape.default,
     aten.view_as.default: aten.reshape_as.default,
 }
-"""Views that need memory without gaps, by what makes a copy where there are some."""
+"""Views that need memory without gaps, and the operators that copy if there are gaps."""
 
 _SEE_STRIDES = frozenset(
     {"aten::as_strided", "aten::as_strided_", "aten::as_strided_scatter", "aten::view_as_complex"}
@@ -56,23 +59,28 @@ _SEE_STRIDES = frozenset(
 
 @dataclass(frozen=True)
 class MergeParallelLinears(GraphPass):
-    """Make one product of linear layers, or matrix products, that share an operand.
+    """Merge linear layers, or matrix products, that share an operand into one product.
 
-    The queries, keys and values of attention, the two halves of a gated layer, a list of products
-    with one matrix. The other operands are laid side by side in the graph, which costs a copy a
-    call unless the engine binds weights. Refused where an operand is computed after the first of
-    the products (it may depend on it), where dtypes, regions or the presence of a bias differ,
-    where one operand needs a gradient and another's does not (all results would have one), where
-    one result is given a gradient and another, which only a comparison reads, is not (its weight
-    would be given zeros, and decay), where the graph writes to any of them, and where a result, or
-    a view of it, is returned or read by what tells strides apart (``as_strided``,
-    ``view_as_complex``, ``view`` of another dtype, operators of other packages): they would be
-    others.
+    Examples are the queries, keys and values of attention, and the two halves of a gated layer. The
+    other operands are concatenated in the graph. That costs one copy for each call, unless the
+    engine treats weights as constants.
 
-    Kin: Inductor's ``split_cat`` and ``group_batch_fusion`` passes.
+    Products are not merged in these cases:
+
+    - An operand is computed after the first of the products, since it may depend on that product.
+    - The dtypes differ, the autocast or grad mode differs, or only some products have a bias.
+    - Only some operands need a gradient. After the merge all results would need one.
+    - Only some results receive a gradient, for example because only a comparison uses the other
+      one. After the merge its weight would receive zeros, and weight decay would change it.
+    - The graph writes to an operand or a result.
+    - A result or a view of it is returned, or is used by an operation that depends on strides
+      (``as_strided``, ``view_as_complex``, ``view`` as another dtype, operators of other packages).
+      The strides change.
+
+    Similar: Inductor's ``split_cat`` and ``group_batch_fusion`` passes.
 
     Args:
-        min_products: The fewest products that are worth merging.
+        min_products: The smallest number of products to merge, at least 2.
     """
 
     keeps_numbers: ClassVar[bool] = True
@@ -106,7 +114,7 @@ def _groups(gm: torch.fx.GraphModule, kind: ProductKind) -> list[list[torch.fx.N
     for node in gm.graph.find_nodes(op="call_function", target=kind.target):
         if not _may_merge(node, kind, aliasing) or aliasing.root(node) in seen:
             continue
-        # As many as there are operands: a bias here and none there is another key, too.
+        # One entry for each operand, so products with and without a bias have different keys.
         needed = gradients.of_inputs(node), gradients.reach(node)
         key = node.args[kind.shared], modes.of[node], needed, _dtype(node)
         group = groups.setdefault(key, [])
@@ -131,7 +139,7 @@ def _may_merge(node: torch.fx.Node, kind: ProductKind, aliasing: Aliasing) -> bo
 
 
 def _sees_strides(node: torch.fx.Node) -> bool:
-    """Whether the operation may give another result for equal content with other strides."""
+    """True if the result may depend on the strides of the inputs, not only on their content."""
     name = _torch.operators.operator_name(node.target)
     return name in _SEE_STRIDES or node.target is aten.view.dtype or not is_torchs(node)
 
@@ -141,13 +149,13 @@ def _dtype(node: torch.fx.Node) -> torch.dtype:
 
 
 def _is_ready(node: torch.fx.Node, first: torch.fx.Node) -> bool:
-    """Whether all that the node reads is there when the first of its group runs."""
+    """True if all inputs of the node exist before the first product of its group."""
     sources = ("placeholder", "get_attr")
     return all(each.op in sources or each < first for each in node.all_input_nodes)
 
 
 def _width(node: torch.fx.Node, kind: ProductKind) -> int | None:
-    """How much of the joint result is this product's; none if that is decided by the call."""
+    """Return the size of this product's part of the merged result; ``None`` if it is dynamic."""
     size = _other(node, kind).meta["val"].shape[kind.joined]
     return size if type(size) is int else None
 
@@ -171,7 +179,8 @@ def _merge(
         if biases and biases[0] is not None:
             operands.append(call(aten.cat.default, (biases,)))
         product = call(kind.target, tuple(operands if kind.shared == 0 else operands[::-1]))
-        # Slices: ONNX Runtime has no ``SplitToSequence``, which a split becomes, for bfloat16.
+        # Slices and not a split: a split is exported to ONNX as ``SplitToSequence``, which ONNX
+        # Runtime does not have for bfloat16.
         ends = list(itertools.accumulate(widths[node] for node in group))
         bounds = itertools.pairwise([0, *ends])
         pieces = [call(aten.slice.Tensor, (product, kind.cut, *each)) for each in bounds]
@@ -182,7 +191,11 @@ def _merge(
 
 
 def _let_views_copy(graph: torch.fx.Graph, node: torch.fx.Node, aliasing: Aliasing) -> None:
-    """A piece of a larger tensor has gaps: ``view`` refuses some shapes that ``reshape`` takes."""
+    """Replace ``view`` by ``reshape`` in the views of a product.
+
+    A slice of a larger tensor has gaps in memory. ``view`` then fails for some shapes, for which
+    ``reshape`` makes a copy.
+    """
     for target, copying in _COPY_IF_NEEDED.items():
         for view in graph.find_nodes(op="call_function", target=target):
             if aliasing.root(view) is aliasing.root(node):

@@ -1,4 +1,4 @@
-"""Fake values kept true: what a pass changed, and all that hangs on it, is computed anew."""
+"""Keeps fake values correct: it recomputes those of changed nodes, and of nodes that use them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from composer.records import Stage
 
 
 class Unknown(Exception):
-    """An operation cannot be run on the fake values of its inputs. ``node`` is that operation."""
+    """An operation cannot run on the fake values of its inputs. ``node`` is that operation."""
 
     def __init__(self, node: torch.fx.Node, why: str) -> None:
         super().__init__(why)
@@ -25,7 +25,7 @@ class Unknown(Exception):
 
 
 def key_at(stage: Stage | str) -> str:
-    """Where a node's fake value stands in its ``meta``."""
+    """Return the key of the fake value in a node's ``meta``."""
     return "example_value" if stage == Stage.TORCH else "val"
 
 
@@ -34,19 +34,25 @@ _OF_OPERATORS = frozenset({"original_aten", "eager_input_vals", "from_node"})
 
 
 def provenance(*nodes: torch.fx.Node) -> dict[str, Any]:
-    """What nodes say of where they come from: the user's line, the module, the direction.
+    """Return the metadata for new nodes that replace ``nodes``.
 
-    For new nodes in their place; of several, what the last says has precedence.
+    It says where they come from: the user's line, the module, and forward or backward. If two nodes
+    have different values for a key, the later node takes precedence.
     """
     merged = {key: value for node in nodes for key, value in node.meta.items()}
     return {k: v for k, v in merged.items() if k not in _OF_VALUES | _OF_OPERATORS}
 
 
 def fill(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], key: str) -> None:
-    """Give fake values to a graph that has none, as one that did not come from Dynamo.
+    """Compute the fake values of a graph that has none, such as one that Dynamo did not capture.
+
+    Args:
+        gm: The graph; it is not changed if its placeholders have fake values already.
+        example_inputs: The inputs, in the order of the placeholders.
+        key: The key of fake values in ``meta``.
 
     Raises:
-        Unknown: an operation fails on them.
+        Unknown: An operation fails on the fake values of its inputs.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     if all(key in node.meta for node in placeholders):
@@ -63,16 +69,16 @@ def propagate(
     keep: Container[torch.fx.Node],
     known: Mapping[torch.fx.Node, Any],
 ) -> None:
-    """Compute the fake value of every operation but those in ``keep`` that read nothing new.
+    """Compute the fake values of changed operations, and of operations that depend on them.
 
     Args:
         gm: The graph.
-        key: Where fake values stand.
-        keep: The nodes that are as they were.
-        known: The fake values that were there before.
+        key: The key of fake values in ``meta``.
+        keep: The nodes that did not change.
+        known: The fake values from before the change.
 
     Raises:
-        Unknown: an operation fails on the fake values of its inputs.
+        Unknown: An operation fails on the fake values of its inputs.
     """
     news = _News(known)
     computed: dict[str, str] = {}
@@ -89,7 +95,7 @@ def propagate(
                 continue
             call = _described(node, key, regions)
             if as_before and news.owns_memory(node) and computed.get(call) == layout(known[node]):
-                continue  # the same operation on the same kind of inputs gave that already
+                continue  # an equal operation on equal inputs just gave an equal fake value
             value = node.meta[key] = _computed(gm, node, key, mode)
             news.add(node, value)
             given = [each.meta.get(key) for each in node.all_input_nodes]
@@ -98,10 +104,11 @@ def propagate(
 
 
 class _News:
-    """Which fake values are new, and which old ones do not hold any more because of them.
+    """Tracks which fake values are new, and which old ones are no longer valid because of them.
 
-    A view, or what returns its argument, holds only beside the very value that it shares memory
-    with; all else holds as long as its inputs look as they did.
+    The fake value of a view shares memory with its base, so it is valid only together with that
+    same fake value. The same is true if an operation returns its argument. Any other fake value is
+    valid as long as the layouts of its inputs do not change.
     """
 
     def __init__(self, known: Mapping[torch.fx.Node, Any]) -> None:
@@ -114,13 +121,13 @@ class _News:
                 self._owners.setdefault(memory, node)
 
     def add(self, node: torch.fx.Node, value: Any) -> None:
-        """Take note of a value that was computed."""
+        """Note a fake value that was computed."""
         self._new.add(node)
         if node not in self._known or layout(self._known[node]) != layout(value):
             self._moved.add(node)
 
     def reach(self, node: torch.fx.Node) -> bool:
-        """Whether the old value of a node with the same inputs does not hold any more."""
+        """True if the old fake value of an unchanged node is no longer valid."""
         memory = _memory(self._known[node])
         return any(
             each in self._moved
@@ -129,7 +136,7 @@ class _News:
         )
 
     def owns_memory(self, node: torch.fx.Node) -> bool:
-        """Whether the old value of the node lay in memory that no node before it had."""
+        """True if the node's old fake value shared no memory with an earlier node."""
         return all(self._owners[memory] is node for memory in _memory(self._known[node]))
 
 
@@ -138,7 +145,7 @@ def _memory(*values: Any) -> set[int]:
 
 
 def _described(node: torch.fx.Node, key: str, regions: AutocastRegions) -> str:
-    """A call with its inputs' fake values in place of its inputs."""
+    """Return a call as text, with the layouts of its inputs in place of its inputs."""
     given = torch.fx.map_arg(
         (node.args, node.kwargs), lambda each: f"<{layout(each.meta.get(key))}>"
     )
@@ -146,23 +153,23 @@ def _described(node: torch.fx.Node, key: str, regions: AutocastRegions) -> str:
 
 
 def mode_of(gm: torch.fx.GraphModule, key: str) -> Any:
-    """The fake mode of a graph's placeholders; a new one where they have none."""
+    """Return the fake mode of a graph's placeholders, or a new one if they have none."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     return _torch.fakes.fake_mode_of([each.meta[key] for each in placeholders if key in each.meta])
 
 
 @contextlib.contextmanager
 def evaluating(mode: Any) -> Iterator[None]:
-    """What :func:`recompute` needs around it; entered once, it serves any number of nodes."""
+    """Return the context in which :func:`recompute` must be called, for any number of nodes."""
     with _torch.fakes.faking(mode), torch.no_grad():
         yield
 
 
 def recompute(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any) -> bool:
-    """Give the node its fake value; whether that is another one than before.
+    """Compute the node's fake value. Returns true if its layout differs from before.
 
     Raises:
-        Unknown: the operation fails on the fake values of its inputs.
+        Unknown: The operation fails on the fake values of its inputs.
     """
     value = _computed(gm, node, key, mode)
     if key in node.meta and layout(node.meta[key]) == layout(value):
@@ -199,7 +206,7 @@ AutocastRegions = dict[torch.fx.Node, torch.autocast]
 
 @contextlib.contextmanager
 def autocast_regions() -> Iterator[AutocastRegions]:
-    """The regions of autocast that the graph has opened so far; what is left open is closed."""
+    """Yield the autocast regions that are open in the graph; close the rest of them at the end."""
     regions: AutocastRegions = {}
     try:
         yield regions
@@ -209,7 +216,10 @@ def autocast_regions() -> Iterator[AutocastRegions]:
 
 
 def follow(node: torch.fx.Node, regions: AutocastRegions) -> None:
-    """Do what the graph does to autocast; its changes of grad mode do not show in fake values."""
+    """Enter or leave an autocast region if ``node`` does.
+
+    Changes of grad mode are ignored, since they do not affect fake values.
+    """
     if _torch.modes.enters_autocast(node.target):
         device, dtype, enabled, caches = node.args
         region = torch.autocast(device, dtype, enabled, caches)  # type: ignore[arg-type]  # what Dynamo wrote
@@ -220,5 +230,5 @@ def follow(node: torch.fx.Node, regions: AutocastRegions) -> None:
 
 
 def layout(value: Any) -> str:
-    """A value described, and where in its memory a tensor begins, which views of it depend on."""
+    """Describe a value as text, with the storage offsets of its tensors; views depend on them."""
     return f"{described(value)} {[str(each.storage_offset()) for each in tensors(value)]}"

@@ -1,7 +1,7 @@
-"""Under which modes the operations of a graph before autograd stand: grad mode and autocast.
+"""The modes of each operation in a graph before autograd: grad mode and autocast.
 
-At the stage ``aten`` a program switches both by calls like any other. A rewrite is exact there if
-what it merges or moves is computed under the same modes.
+At stage ``aten`` the graph switches both by calls. A rewrite that merges or moves operations is
+exact only if they run under the same modes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from composer import _torch
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """The modes that the graph itself has put torch in.
+    """The modes that the graph has set at one node.
 
-    ``grad`` is grad mode, ``None`` as long as the graph has not switched it; ``autocast`` are the
-    arguments of the regions of autocast that are open, the outermost first.
+    ``grad`` is the grad mode, or ``None`` if the graph has not switched it yet. ``autocast`` holds
+    the arguments of the open autocast regions, the outermost first.
     """
 
     grad: bool | None = None
@@ -35,7 +35,7 @@ class NodeModes:
 
     @staticmethod
     def in_graph(graph: torch.fx.Graph) -> NodeModes:
-        """Follow the switches from the first node to the last."""
+        """Find the modes of every node of a graph."""
         grad: bool | None = None
         open_now: dict[torch.fx.Node, Any] = {}
         found = NodeModes()
@@ -51,15 +51,15 @@ class NodeModes:
         return found
 
     def records_grad(self, node: torch.fx.Node) -> bool:
-        """Whether autograd is on where the node stands: as the call has it, or the graph itself."""
+        """True if grad mode is on at the node: set by the graph, or else by the current caller."""
         grad = self.of[node].grad
         return torch.is_grad_enabled() if grad is None else grad
 
     def keeps_grad(self, node: torch.fx.Node) -> bool:
-        """Whether the node's result needs a gradient if, and only if, its input does.
+        """True if the node's result needs a gradient exactly when its input does.
 
-        Under a grad mode that the graph never switches it does: with grad off nothing in it has
-        one. A view or a copy made in a region without grad cuts the gradient off.
+        That holds if the graph never switches grad mode: with grad off, no node has a gradient. It
+        does not hold in a region without grad, where a view or a copy cuts the gradient off.
         """
         grad = self.of[node].grad
         return bool(grad) or all(modes.grad is None for modes in self.of.values())

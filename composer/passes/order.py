@@ -1,4 +1,4 @@
-"""Nodes in an order in which each comes after what it reads."""
+"""Sorts the nodes of a graph so that each comes after its inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.fx
 
 
 class Cycle(Exception):
-    """A node needs its own result. ``node`` is one on the circle."""
+    """A node needs its own result. ``node`` is one of the nodes on the cycle."""
 
     def __init__(self, node: torch.fx.Node) -> None:
         super().__init__(f"{node.name} needs its own result")
@@ -17,10 +17,12 @@ class Cycle(Exception):
 
 
 def sort(graph: torch.fx.Graph) -> None:
-    """Move nodes behind what they read; all others, and a graph in order, stay where they are.
+    """Sort the graph in place so that every node comes after its inputs.
+
+    Only nodes that have to move are moved. A sorted graph does not change.
 
     Raises:
-        Cycle: there is no such order.
+        Cycle: There is no such order.
     """
     if is_sorted(graph):
         return
@@ -40,7 +42,13 @@ def moved_across(
     after: Sequence[torch.fx.Node],
     is_barrier: Callable[[torch.fx.Node], bool],
 ) -> torch.fx.Node | None:
-    """The first node that has more, or fewer, barriers in front of it than before."""
+    """Return the first node that moved across a barrier, or ``None``.
+
+    Args:
+        before: The nodes in their old order.
+        after: The nodes in their new order.
+        is_barrier: True for a node that other nodes must not be moved across.
+    """
     if before == after:
         return None
     barriers = {node for node in after if is_barrier(node)}
@@ -52,13 +60,13 @@ def moved_across(
 def _counted(
     nodes: Sequence[torch.fx.Node], barriers: set[torch.fx.Node]
 ) -> dict[torch.fx.Node, int]:
-    """How many barriers stand in front of each node."""
+    """Return the number of barriers before each node."""
     found = itertools.accumulate((node in barriers for node in nodes), initial=0)
     return dict(zip(nodes, found, strict=False))
 
 
 def is_sorted(graph: torch.fx.Graph) -> bool:
-    """Whether every node comes after what it reads."""
+    """True if every node comes after its inputs."""
     seen: set[torch.fx.Node] = set()
     for node in graph.nodes:
         if not seen.issuperset(node.all_input_nodes):
@@ -68,7 +76,7 @@ def is_sorted(graph: torch.fx.Graph) -> bool:
 
 
 def _needed(node: torch.fx.Node, placed: set[torch.fx.Node]) -> list[torch.fx.Node]:
-    """The node and all it needs, what has a place left out, the first to run first."""
+    """Return the node and all nodes that it needs, sorted, without those in ``placed``."""
     if node in placed:
         return []
     order: dict[torch.fx.Node, None] = {}

@@ -1,4 +1,4 @@
-"""A rewrite given as two Python functions: what to find, and what to put in its place."""
+"""A rewrite given as two Python functions: the pattern to find, and its replacement."""
 
 from __future__ import annotations
 
@@ -23,32 +23,37 @@ _OWN = ("pattern", "replacement", "filters", "example_inputs", "ignore_literals"
 
 @dataclass(frozen=True)
 class PatternPass(GraphPass):
-    """Replaces every occurrence of ``pattern`` by ``replacement``, two functions.
+    """Replaces every occurrence of the function ``pattern`` by the function ``replacement``.
 
-    Either subclass it, with both as static methods and the other arguments as class attributes,
-    or give them to the class itself.
+    There are two ways to use it. Create an object with both functions as arguments. Or write a
+    subclass: both functions are static methods, and the other arguments are class attributes.
 
-    Functions are traced symbolically: at ``aten``, ``joint`` and ``post_grad`` they call
-    ``torch.ops.aten`` overloads as the graph does, at ``torch`` what the user's program calls. With
-    ``example_inputs``, which are for ``aten`` only, they are written in plain torch. A parameter
-    stands for any one value: a tensor, or a literal such as a stride, handed to the replacement.
-    Two parameters never stand for the same tensor. Literals in the pattern must be equal.
+    Both functions are traced symbolically. At ``aten``, ``joint`` and ``post_grad`` they call the
+    ``torch.ops.aten`` overloads that the graph calls. At ``torch`` they call what the user's
+    program calls. With ``example_inputs``, which only stage ``aten`` accepts, they are written in
+    plain torch.
 
-    A match is rewritten where nobody else reads its inner values, and nothing between its
-    operations writes to memory. New nodes say of themselves where the matched ones came from.
+    A parameter matches any one value: a tensor, or a literal such as a stride. The replacement
+    receives that value. Two parameters never match the same tensor. A literal in the pattern
+    matches only an equal literal.
+
+    A match is rewritten if two conditions hold: no operation outside the match uses its inner
+    values, and no operation between the matched ones writes to memory. New nodes take their source
+    locations from the matched nodes.
 
     Args:
-        pattern: What to find; it returns one value or a tuple of them.
-        replacement: What to compute instead: the same parameters, as many returned values.
-        filters: Called with the match, the graph and the pattern's graph; a match that one of them
-            refuses stays.
-        example_inputs: Small tensors to trace both functions on.
-        ignore_literals: Let every literal of the pattern match any other.
-        stage: Where it runs; ``aten`` by default.
+        pattern: The function to find; it returns one value or a tuple of values.
+        replacement: The function to put in its place. It has the same number of parameters and of
+            returned values.
+        filters: Functions that receive the match, the graph and the pattern's graph. A match is
+            left alone if one of them returns false.
+        example_inputs: Small tensors on which both functions are traced.
+        ignore_literals: True if every literal of the pattern matches any literal.
+        stage: The stage at which it runs; ``aten`` by default.
         name: The recorded name; by default the qualified name of ``pattern``, or the class's.
 
     Raises:
-        OptionError: pattern or replacement is missing, cannot be traced, or they do not agree.
+        OptionError: One of the functions is missing or cannot be traced, or the two do not agree.
     """
 
     pattern: Callable[..., Any] | None = None
@@ -78,7 +83,7 @@ class PatternPass(GraphPass):
             raise OptionError(f"{self.name}: example_inputs serve the stage aten, not {stage}")
 
     def run(self, gm: torch.fx.GraphModule) -> int:
-        """Rewrite every match; how many there were."""
+        """Rewrite every match, and return the number of matches."""
         matches, _ = matching.find(gm.graph, self._query())
         rewriting = _Rewriting(gm.graph, self._graphs[1])
         count = 0
@@ -90,14 +95,18 @@ class PatternPass(GraphPass):
         return count
 
     def near_misses(self, gm: torch.fx.GraphModule) -> tuple[NearMiss, ...]:
-        """Where the last operation of the pattern was found, but not all of it, and why.
+        """Return the places where only a part of the pattern matches, with the reason for each.
 
-        The graph is that of the pass's stage; it is left as it is.
+        A near miss is a place where the last operation of the pattern was found, but not the whole
+        pattern.
+
+        Args:
+            gm: A graph of the pass's stage; it is not changed.
         """
         return tuple(matching.near_misses(gm.graph, self._query()))
 
     def _query(self) -> Query:
-        pattern = torch.fx.Graph()  # its own, since matching brings calls into one form
+        pattern = torch.fx.Graph()  # a copy, since matching normalizes the calls in it
         pattern.output(pattern.graph_copy(self._graphs[0], {}))
         return Query(pattern, tuple(self.filters), self.ignore_literals)
 
@@ -141,7 +150,7 @@ class PatternPass(GraphPass):
 
 
 class _Rewriting:
-    """Puts the replacement in place of one match after the other."""
+    """Replaces the matches, one after the other."""
 
     def __init__(self, graph: torch.fx.Graph, replacement: torch.fx.Graph) -> None:
         self._graph = graph
@@ -162,7 +171,7 @@ class _Rewriting:
             self._graph.erase_node(node)
 
     def _current(self, node: torch.fx.Node) -> torch.fx.Node:
-        """What stands for a node now: an earlier rewrite may have replaced it."""
+        """Return the node itself, or the one that an earlier rewrite put in its place."""
         while node in self._replaced:
             node = self._replaced[node]
         return node

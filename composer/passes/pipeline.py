@@ -1,4 +1,4 @@
-"""Passes in the order given, each held to its contract, each with its record."""
+"""Runs passes in the given order, checks the rules after each, and records what each did."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from composer.system import control_flow
 OnError = Literal["skip", "raise"]
 
 Check = Callable[[GraphPass, Snapshot, torch.fx.GraphModule], None]
-"""Given a pass, the graph before it and the graph that it left; raises ``Refusal`` where the pass
-declares that it keeps numbers and does not."""
+"""A function of a pass, the graph before it, and the graph after it. It raises ``Refusal`` if the
+pass declares ``keeps_numbers`` and the numbers differ."""
 
 
 @dataclass
 class Pipeline:
-    """Runs passes over one graph after the other and remembers what each did.
+    """Runs passes over one graph after the other, and records what each did.
 
     Attributes:
-        on_error: ``"skip"`` rolls a failing pass back and goes on, ``"raise"`` raises.
-        candidate: The candidate of the chain that the graph is made for; empty before all of them.
-        check: Called after each pass that changed the graph, where numbers are compared.
-        records: One for each run of a pass, in order.
+        on_error: ``"skip"`` rolls a failed pass back and goes on, ``"raise"`` raises.
+        candidate: The candidate that the graph is made for; empty before all candidates.
+        check: Compares numbers; called after each pass that changed the graph.
+        records: One record for each run of a pass, in order.
     """
 
     on_error: OnError = "skip"
@@ -43,10 +43,10 @@ class Pipeline:
     records: list[PassRecord] = field(default_factory=list)
 
     def run(self, gm: torch.fx.GraphModule, passes: Iterable[GraphPass]) -> bool:
-        """Run the passes over ``gm``, in place; whether any of them changed it.
+        """Run the passes over ``gm``, in place. Returns true if a pass changed it.
 
         Raises:
-            PassError: a pass failed, and ``on_error`` is ``"raise"``.
+            PassError: A pass failed, and ``on_error`` is ``"raise"``.
         """
         changed: list[str] = []
         snapshot: Snapshot | None = None
@@ -130,7 +130,7 @@ def _rewrite(
     matches = returned.matches if isinstance(returned, PassResult) else returned
     if not isinstance(matches, int | None):
         raise Broken("raises", "", f"run returned {matches!r}, not a count, a PassResult or None")
-    if isinstance(matches, bool):  # whether it changed something: nothing was counted
+    if isinstance(matches, bool):  # it says if something changed, and is not a count
         matches = None
     if not before.differs(gm):
         return PassResult(changed=False, matches=matches)

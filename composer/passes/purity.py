@@ -1,4 +1,4 @@
-"""Which operations a pass may drop, move or merge."""
+"""Decides which operations a pass may drop, move or merge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IN_PLACE = frozenset(
     for name in dir(operator)
     if name in ("setitem", "delitem") or (name[0] == "i" and name[1:] in dir(operator))
 )
-"""``operator.iadd`` and kin, ``operator.setitem``, ``operator.delitem``."""
+"""``operator.iadd`` and all others in place, ``operator.setitem``, ``operator.delitem``."""
 
 _RANDOM = frozenset(
     {"rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal"}
@@ -25,17 +25,19 @@ _RANDOM = frozenset(
     | {"alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu", "gumbel_softmax"}
     | {"scaled_dot_product_attention", "multi_head_attention_forward"}
 )
-"""Functions of torch's that draw, or may draw, random numbers, and carry no tag that says so."""
+"""Torch functions that draw, or may draw, random numbers, and have no tag that says so."""
 
 
 def is_pure(node: torch.fx.Node) -> bool:
-    """Whether nobody would miss the operation if nobody reads its result.
+    """True if the operation can be dropped when its result is not used.
 
-    What writes to its inputs, draws random numbers, or changes torch's state (grad mode, autocast,
-    levels of ``torch.func``, assertions) is not pure. Where only the called code could tell it
-    counts as not pure: a method or function whose name ends in an underscore, a submodule,
-    ``out=``, ``inplace=True``, a function that is neither torch's nor Python's, a user's kernel. An
-    operator over graphs is as pure as they are.
+    An operation is not pure if it writes to its inputs, draws random numbers, or changes torch's
+    state (grad mode, autocast, levels of ``torch.func``, assertions).
+
+    If only the called code could say so, the operation counts as not pure: a method or function
+    whose name ends in an underscore, a submodule, ``out=``, ``inplace=True``, a function from
+    neither torch nor Python, a user's kernel. An operator that takes graphs as arguments is pure if
+    all operations in these graphs are pure.
     """
     if node.op == "get_attr":
         return True
@@ -67,7 +69,10 @@ def _is_pure_over_graphs(node: torch.fx.Node) -> bool:
 
 
 def keeps_to_itself(node: torch.fx.Node) -> bool:
-    """Whether all that is impure of it are random numbers or statistics, which no other reads."""
+    """True if the only side effect is drawing random numbers or updating statistics.
+
+    No other operation in the graph reads what such a side effect changes.
+    """
     name = _name(node)
     if name.endswith("_") or is_told_to_write(node) or "out" in node.kwargs:
         return False
@@ -76,9 +81,9 @@ def keeps_to_itself(node: torch.fx.Node) -> bool:
 
 
 def is_function(node: torch.fx.Node) -> bool:
-    """Whether the node is an operator, or an item of a result, whose arguments decide its result.
+    """True for ``getitem``, and for a pure operator whose arguments alone decide its result.
 
-    It is pure then, and draws no random numbers. What it reads may still be written to elsewhere.
+    It draws no random numbers. Other nodes may still write to the memory that it reads.
     """
     if node.target is operator.getitem:
         return True
@@ -90,9 +95,9 @@ def is_function(node: torch.fx.Node) -> bool:
 
 
 def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:
-    """Drop what is pure and read by nobody, in nested graphs as well; whether anything was.
+    """Erase pure nodes without users, also in nested graphs. Returns true if it erased any.
 
-    Torch's own way (2.13) has rules of its own for nested graphs: methods that write are dropped.
+    Torch's own function (2.13) is not used, since in nested graphs it drops methods that write.
     """
     dropped = False
     for node in reversed(gm.graph.nodes):
@@ -107,7 +112,7 @@ def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:
 
 
 def _name(node: torch.fx.Node) -> str:
-    """``"dropout"`` for ``torch.nn.functional.dropout`` and for ``aten.dropout.default``."""
+    """Return the name of the target, such as ``"dropout"`` for ``aten.dropout.default``."""
     if isinstance(node.target, str):
         return node.target
     return str(getattr(node.target, "__name__", "")).partition(".")[0]

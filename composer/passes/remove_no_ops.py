@@ -1,4 +1,4 @@
-"""Drop operations that return what they were given."""
+"""The pass that removes operations that return their input unchanged."""
 
 from __future__ import annotations
 
@@ -27,21 +27,27 @@ _VIEWS = frozenset(
     )
 )
 _NEUTRAL = {"aten::mul": 1, "aten::div": 1, "aten::pow": 1, "aten::sub": 0}
-"""Numbers that leave the other operand as it is, bit for bit."""
+"""Operators, and the number as second operand that leaves the first one unchanged, bit for bit."""
 
 
 @dataclass(frozen=True)
 class RemoveNoOps(GraphPass):
-    """Drop operations that return what they were given.
+    """Remove operations that return their input unchanged.
 
-    What returns the same tensor object (``to`` its own dtype, dropout in eval mode, ``contiguous``
-    of what is contiguous) always goes. A view with the sizes and strides of its base goes unless
-    the graph writes to that memory or returns it. A copy (``x * 1``, ``x - 0``, a padding by
-    nothing, ``cat`` of one, ``clone``) goes only where both sides are the graph's own, unwritten
-    and unreturned, and each begins where the other does in its memory: ``as_strided`` would tell
-    them apart. ``x + 0`` stays for floating point: it makes +0.0 of -0.0.
+    There are three kinds:
 
-    Kin: Inductor's ``remove_noop_ops`` on functional graphs, after autograd.
+    - An operation that returns the same tensor object is always removed: ``to`` the same dtype,
+      dropout in eval mode, ``contiguous`` of a contiguous tensor.
+    - A view with the sizes and strides of its base is removed, unless the graph writes to that
+      memory or returns it.
+    - A copy is removed only if the graph itself allocates the memory on both sides, and does not
+      write to it or return it. Copies are ``x * 1``, ``x - 0``, padding with width 0, ``cat`` of
+      one tensor, and ``clone``.
+
+    For views and copies, input and result must also have the same storage offset, since
+    ``as_strided`` depends on it. ``x + 0`` stays for floating point, since it turns -0.0 into +0.0.
+
+    Similar: Inductor's ``remove_noop_ops``, on functional graphs after autograd.
     """
 
     keeps_numbers: ClassVar[bool] = True
@@ -49,7 +55,7 @@ class RemoveNoOps(GraphPass):
     depends_on: ClassVar[tuple[str, ...]] = SHARED_MODULES
 
     def run(self, gm: torch.fx.GraphModule) -> int:
-        """Rewire all that reads a no-op to what it reads."""
+        """Replace each no-op by its input."""
         aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
         found = [node for node in gm.graph.nodes if _is_no_op(node, aliasing, modes)]
         count = 0
@@ -75,7 +81,7 @@ def _is_no_op(node: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool
 
 
 def _source(node: torch.fx.Node) -> Any:
-    """The one tensor that the operation is about."""
+    """Return the node of the tensor that may be returned unchanged, or ``None``."""
     if not (isinstance(node.target, _torch.operators.OpOverload) and node.args):
         return None
     first = node.args[0]
@@ -91,7 +97,7 @@ def _look_the_same(node: torch.fx.Node, source: torch.fx.Node) -> bool:
 
 
 def _returns_its_input(node: torch.fx.Node) -> bool:
-    """Whether the result is the very tensor that was given, for arguments that look the same."""
+    """True if the operation returns the same tensor object, given that both look the same."""
     name = _torch.operators.operator_name(node.target)
     if name in _DROPOUTS:
         return (
@@ -105,10 +111,10 @@ def _returns_its_input(node: torch.fx.Node) -> bool:
 
 
 def _copies(node: torch.fx.Node, name: str) -> bool:
-    """Whether the result holds the bits that were given, in memory of its own."""
+    """True if the result is a bit-for-bit copy of the input in new memory."""
     dtype = node.meta["val"].dtype
     if name in _NEUTRAL:
-        # A product of complex numbers may turn the sign of a zero, and infinity into NaN.
+        # A complex product may change the sign of a zero, or turn infinity into NaN.
         return _is_number(node.args[1], _NEUTRAL[name]) and not (node.kwargs or dtype.is_complex)
     if name == "aten::add":
         return _is_number(node.args[1], 0) and not (dtype.is_floating_point or dtype.is_complex)

@@ -1,4 +1,4 @@
-"""From the policy's list to passes by stage; every slip in it is found before anything runs."""
+"""Turns the policy's list of passes into pass objects, and finds mistakes before anything runs."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ PASSES: OpenRegistry[Any] = OpenRegistry(
 
 @dataclass(frozen=True, slots=True)
 class SharedPasses:
-    """The passes of a policy, by the graph they are given, each group in the order of the list.
+    """The passes of a policy, in the order of its list.
 
-    ``key`` covers all of them, in order.
+    ``partitioner`` is the policy's ``CustomPartitionerFn``, if it has one.
     """
 
     passes: tuple[GraphPass, ...] = ()
@@ -57,9 +57,15 @@ class SharedPasses:
     on_error: OnError = "skip"
 
     def at(self, stage: Stage, *, last: bool | None = None) -> tuple[GraphPass, ...]:
-        """Those of one stage, in the order in which they run; ``last`` asks for one half of them.
+        """Return the passes of one stage, in the order in which they run.
 
-        Before autograd no engine stands between the halves, and the order is that of the list.
+        Before autograd no engine rewrites the graph, so ``runs_last`` has no effect, and the order
+        is that of the list.
+
+        Args:
+            stage: The stage.
+            last: True for only the passes with ``runs_last``, false for only the other ones, and
+                ``None`` for all.
         """
         here = [each for each in self.passes if each.stage == stage]
         if stage in BEFORE_AUTOGRAD:
@@ -69,22 +75,23 @@ class SharedPasses:
 
     @property
     def late(self) -> bool:
-        """Whether any of them works on what AOTAutograd makes, within each candidate."""
+        """True if a pass or partitioner works on AOTAutograd's graphs, within each candidate."""
         return bool(self.partitioner or self.at(Stage.JOINT) or self.at(Stage.POST_GRAD))
 
     @property
     def key(self) -> str:
-        """Text that is equal in every process for the same passes with the same parameters."""
+        """A text that is equal in every process for the same passes with the same parameters."""
         own = [each.uuid() or _without_uuid(each) for each in self.passes]
         cut = self.partitioner and (self.partitioner.uuid() or qualified_name(self.partitioner))
         return f"{own} {cut or ''}" if own or cut else ""
 
 
 def _without_uuid(each: GraphPass) -> str:
-    """What can be told of a pass that has no uuid: of a function, all but what it calls elsewhere.
+    """Return a key for a pass that has no uuid.
 
-    Too little to serve a graph from Inductor's cache. It is enough for a pass that was mended not
-    to inherit what is remembered of an engine that failed on the graph that it left.
+    For a function it covers its source, but not the functions that it calls in other files. That is
+    too little for a key of Inductor's cache. It is enough for another purpose: composer remembers
+    which engines failed on a graph, and after a fix of the pass that memory must not apply.
     """
     shown = each.function if isinstance(each, FunctionPass) else type(each)
     named = shown.func if isinstance(shown, functools.partial) else shown
@@ -96,11 +103,11 @@ def _without_uuid(each: GraphPass) -> str:
 
 
 def register(cls: PassClass) -> PassClass:
-    """Class decorator: make a pass known by its name, for policies to list.
+    """Register a pass under its name, so that policies can list it; a class decorator.
 
     Raises:
-        ComposerError: another class has that name.
-        OptionError: it is no class of passes.
+        ComposerError: Another class has that name.
+        OptionError: The argument is not a subclass of ``GraphPass``.
     """
     if not (isinstance(cls, type) and issubclass(cls, GraphPass)):
         raise OptionError(f"register is for subclasses of GraphPass, not {cls!r}")
@@ -109,7 +116,7 @@ def register(cls: PassClass) -> PassClass:
 
 
 def shared_passes(listed: Sequence[Any], on_error: OnError = "skip") -> SharedPasses:
-    """Find what every entry of a policy's ``passes`` stands for.
+    """Make the passes that a policy's ``passes`` lists.
 
     Args:
         listed: Names, ``"module:Class"``, tables ``{"pass": ..., field: value}``, passes, classes
@@ -117,7 +124,8 @@ def shared_passes(listed: Sequence[Any], on_error: OnError = "skip") -> SharedPa
         on_error: What to do with a pass that fails.
 
     Raises:
-        UnknownNameError, OptionError: naming every entry that stands for nothing; or it is no list.
+        UnknownNameError, OptionError: An entry is wrong, or ``listed`` is text. The message names
+            every wrong entry; the class of the error is that of the first one.
     """
     if isinstance(listed, str):
         raise OptionError(f"passes is a list, such as [{listed!r}]")
@@ -153,10 +161,12 @@ def _find(entry: Any) -> Any:
 
 
 def look_up(entry: Any) -> Any:
-    """What a spelling stands for: an object, a class or a function.
+    """Return the object, class or function that a name in the list refers to.
+
+    An entry that is not text is returned as it is.
 
     Raises:
-        UnknownNameError: nothing.
+        UnknownNameError: The name refers to nothing, or its module cannot be imported.
     """
     if not isinstance(entry, str):
         return entry
@@ -171,10 +181,10 @@ def look_up(entry: Any) -> Any:
 
 
 def check_class(found: Any) -> None:
-    """Know a class of passes from any other.
+    """Check that a class is a class of passes; objects that are not classes are accepted.
 
     Raises:
-        OptionError: it is another.
+        OptionError: It is another class.
     """
     if isinstance(found, type) and not issubclass(
         found, (GraphPass, *_torch.inductor.CUSTOM_PASSES)
@@ -198,7 +208,7 @@ def _make(found: Any, fields: dict[str, Any]) -> Any:
 
 
 def _with_a_stage(found: Any) -> Any:
-    """The pass, if there is a graph at its stage to give it."""
+    """Return the pass, or raise ``OptionError`` if no pass can run at its stage."""
     if isinstance(found, _torch.inductor.CustomPartitionerFn):
         return _at_partitioner(found)
     if as_stage(found.stage, found.name) is Stage.PARTITIONER:
@@ -208,7 +218,7 @@ def _with_a_stage(found: Any) -> Any:
 
 
 def _at_partitioner(found: Any) -> Any:
-    """The partitioner, if it names no other stage: an attribute of it is not ignored in silence."""
+    """Return the partitioner, or raise ``OptionError`` if its attribute names another stage."""
     stage = Stage.PARTITIONER if isinstance(found, GraphPass) else getattr(found, "stage", None)
     name = qualified_name(found)
     if stage is not None and as_stage(stage, name) is not Stage.PARTITIONER:
@@ -226,7 +236,11 @@ def _without_parameters(cls: type) -> Any:
 
 
 def _slip(error: BaseException) -> str:
-    """Why a pass cannot be made; with the class of the error where it is none of parameters."""
+    """Return why a pass cannot be made.
+
+    The class of the error is included unless it is a ``TypeError`` or a ``ValueError``, which
+    wrong parameters raise.
+    """
     return text_of(error) if isinstance(error, TypeError | ValueError) else error_line(error)
 
 
@@ -248,16 +262,17 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
 
 
 def _as_annotated(cls: type[GraphPass], fields: dict[str, Any]) -> dict[str, Any]:
-    """The values as the class annotates them: a file knows lists, and no tuples.
+    """Convert the values to the types that the class annotates.
 
-    A type that pydantic does not know, a dtype or a tensor, is left to the class.
+    A policy file has lists but no tuples, for example. A value is not converted if pydantic does
+    not know its type, as for a dtype or a tensor.
 
     Raises:
-        ValueError: naming every value of another type.
+        ValueError: A value does not have the annotated type; the message names every such value.
     """
     try:
         kinds = typing.get_type_hints(cls.__init__)
-    except (NameError, AttributeError, TypeError):  # imported for type checkers alone
+    except (NameError, AttributeError, TypeError):  # names imported only for type checkers
         return fields
     values, mistakes = dict(fields), []
     for name in fields.keys() & kinds.keys():
@@ -274,6 +289,6 @@ def _as_annotated(cls: type[GraphPass], fields: dict[str, Any]) -> dict[str, Any
 
 
 def annotated(cls: type) -> list[str]:
-    """Names that the class itself annotates as fields."""
+    """Return the names of the fields that the class itself annotates."""
     own = inspect.get_annotations(cls)
     return [name for name, kind in own.items() if "ClassVar" not in str(kind)]

@@ -1,16 +1,17 @@
-"""The contract of a pass, rule by rule, checked after each pass that changed something.
+"""The rules for a pass. They are checked after each pass that changed the graph.
 
-- ``raises``: the pass itself raised an exception.
-- ``inputs``: the placeholders are the same, in the same order, with the same fake values.
-- ``outputs``: as many outputs, each with its shape, dtype and device; before autograd (stages
-  ``torch`` and ``aten``), where the user's code sees them, with its strides as well.
-- ``order``: no operation needs its own result, nor, to be put behind what it reads, has to move
-  across one that writes to memory.
-- ``lint``: every argument is a node of this graph, every attribute exists (``Graph.lint``).
-- ``metadata``: every operation can be run on the fake values of its inputs.
-- ``numbers``: a pass that declares ``keeps_numbers`` does, where the policy compares numbers
-  (:mod:`composer.chain.verify.rewrites`).
-- ``stage``: the graph of the pass's stage could be made at all.
+- ``raises``: The pass does not raise an exception.
+- ``inputs``: The placeholders are the same, in the same order, with the same fake values.
+- ``outputs``: The number of outputs is the same, and each has the same shape, dtype and device.
+  Before autograd (stages ``torch`` and ``aten``) the user's code sees the strides, so they are the
+  same as well.
+- ``order``: No operation needs its own result. The graph can be sorted so that every node comes
+  after its inputs, and no node has to move across an operation that writes to memory.
+- ``lint``: Every argument is a node of this graph, and every attribute exists (``Graph.lint``).
+- ``metadata``: Every operation can run on the fake values of its inputs.
+- ``numbers``: A pass that declares ``keeps_numbers`` keeps them. The rule is checked if the policy
+  compares numbers (:mod:`composer.chain.verify.rewrites`).
+- ``stage``: composer could make the graph of the pass's stage.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from composer.records import BEFORE_AUTOGRAD, Stage
 
 
 class Broken(Exception):
-    """A rule does not hold: its name, the node where it shows (may be empty), and what is wrong."""
+    """A pass broke a rule.
+
+    Args:
+        rule: The name of the rule.
+        node: The name of the node where the error shows; may be empty.
+        message: What is wrong.
+    """
 
     def __init__(self, rule: str, node: str, message: str) -> None:
         super().__init__(message)
@@ -40,10 +47,10 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What a graph takes and gives.
+    """The inputs and outputs of a graph, as text that can be compared.
 
-    ``inputs`` are the placeholders' targets with their fake values, ``outputs`` the fake values of
-    what is returned (constants as they are), both as text that can be compared.
+    ``inputs`` maps each placeholder's target to its fake value. ``outputs`` are the fake values of
+    the results; constants are kept as they are.
     """
 
     inputs: dict[str, Any]
@@ -51,7 +58,7 @@ class Interface:
 
     @staticmethod
     def of(gm: torch.fx.GraphModule, stage: Stage | str) -> Interface:
-        """Read it off the graph."""
+        """Read the interface of a graph."""
         key = metadata.key_at(stage)
         inputs = {str(node.target): node.meta.get(key) for node in _placeholders(gm)}
         values = (v.meta.get(key) if isinstance(v, torch.fx.Node) else v for v in _returned(gm))
@@ -65,16 +72,16 @@ class Interface:
 def enforce(
     gm: torch.fx.GraphModule, stage: Stage | str, before: Snapshot, promised: Interface
 ) -> None:
-    """Sort the nodes, bring fake values up to date, and hold the graph against the contract.
+    """Sort the nodes, update the fake values, and check the rules.
 
     Args:
         gm: The graph after the pass.
-        stage: Where the pass runs.
+        stage: The stage of the pass.
         before: The graph before the pass.
-        promised: What the graph takes and gives.
+        promised: The inputs and outputs that the graph must have.
 
     Raises:
-        Broken: at the first rule that does not hold.
+        Broken: A rule does not hold; it names the first one.
     """
     _check_inputs(gm, promised)
     _carry_inputs(before, gm)
@@ -97,14 +104,14 @@ def enforce(
 
 
 def _carry_inputs(before: Snapshot, gm: torch.fx.GraphModule) -> None:
-    """Re-attach what was known of inputs to placeholders that a pass made anew."""
+    """Copy the metadata of the old placeholders to placeholders that the pass created."""
     for old, new in zip(before.copy.find_nodes(op="placeholder"), _placeholders(gm), strict=True):
         new.meta = {**old.meta, **new.meta}
         _torch.sources.carry_node_source(old, new)
 
 
 def _make_buffers(gm: torch.fx.GraphModule) -> None:
-    """Have tensors that a pass kept as plain attributes be buffers, which AOTAutograd knows of."""
+    """Turn tensors that a pass stored as plain attributes into buffers, for AOTAutograd."""
     for node in gm.graph.find_nodes(op="get_attr"):
         path, _, name = str(node.target).rpartition(".")
         owner = gm.get_submodule(path)
@@ -124,7 +131,7 @@ def _lint(gm: torch.fx.GraphModule) -> None:
 def _kept(
     gm: torch.fx.GraphModule, before: Snapshot, changed: Container[str]
 ) -> set[torch.fx.Node]:
-    """The nodes that are as they were, and run no nested graph that was changed."""
+    """Return the nodes that did not change and do not run a nested graph that changed."""
 
     def is_kept(node: torch.fx.Node, line: tuple[Any, ...]) -> bool:
         run = [node, *node.all_input_nodes]
@@ -148,7 +155,7 @@ def _sort(graph: torch.fx.Graph, *, functional: bool) -> None:
 
 
 def _is_barrier(node: torch.fx.Node) -> bool:
-    """Whether it makes a difference on which side of the node another one runs."""
+    """True if another operation must not be moved across this node."""
     is_call = node.op in ("call_function", "call_method", "call_module")
     return is_call and not (is_pure(node) or keeps_to_itself(node))
 
@@ -200,7 +207,7 @@ def _placeholders(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def _returned(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
-    """What the graph returns; a single value counts as a tuple of one."""
+    """Return the values that the graph returns; a single value becomes a tuple of one."""
     (output,) = gm.graph.find_nodes(op="output")
     returned = output.args[0] if output.args else ()
     return tuple(returned) if isinstance(returned, list | tuple) else (returned,)

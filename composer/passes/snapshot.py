@@ -1,4 +1,4 @@
-"""What a graph was before a pass: to see whether it changed, and to put it back in place."""
+"""A copy of a graph from before a pass, to find out if it changed, and to restore it in place."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ _STATE = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A graph module as it was, restorable in place: whoever holds the module or its graph sees it.
+    """The state of a graph module at one time.
 
-    ``lines`` are every node with its target and arguments; two graphs with equal lines are the
-    same graph. ``copy`` holds nodes of its own. ``nested`` are the graphs that the module holds,
-    such as the branches of ``torch.cond``.
+    It is restored in place, so other references to the module or its graph see the restored state.
+
+    Attributes:
+        lines: Operation, target and arguments of every node. Two graphs with equal lines are the
+            same graph.
+        copy: A copy of the graph, with its own nodes.
+        state: Parameters, buffers and submodules.
+        nested: Snapshots of the graphs that the module holds, such as branches of ``torch.cond``.
     """
 
     lines: dict[torch.fx.Node, tuple[Any, ...]]
@@ -28,7 +33,7 @@ class Snapshot:
 
     @staticmethod
     def of(gm: torch.fx.GraphModule) -> Snapshot:
-        """Copy the graph and those nested in it; tensors and other submodules are shared."""
+        """Copy the graph and its nested graphs. Tensors and other submodules are shared."""
         copy = torch.fx.Graph()
         transplant(gm.graph, copy)
         graphs = {n: m for n, m in gm.named_children() if isinstance(m, torch.fx.GraphModule)}
@@ -36,24 +41,24 @@ class Snapshot:
         return Snapshot(lines_of(gm.graph), copy, _state_of(gm), nested)
 
     def differs(self, gm: torch.fx.GraphModule) -> bool:
-        """Whether a node was added, dropped, moved, or changed, or an attribute exchanged."""
+        """True if a node was added, dropped, moved or changed, or an attribute was replaced."""
         now = lines_of(gm.graph)
         same_nodes = list(now) == list(self.lines) and now == self.lines
         same_state = all(map(_is_same, self.state.values(), _state_of(gm).values()))
         return not (same_nodes and same_state) or bool(self.changed_graphs())
 
     def changed_graphs(self) -> dict[str, torch.fx.GraphModule]:
-        """The nested graphs that are not what they were, by name."""
+        """Return the nested graphs that changed, by name."""
         held = self.state["_modules"]
         return {name: held[name] for name, each in self.nested.items() if each.differs(held[name])}
 
     def values(self, key: str) -> dict[torch.fx.Node, Any]:
-        """The fake value of every node that had one."""
+        """Return the old fake value of every node that had one."""
         nodes = zip(self.lines, self.copy.nodes, strict=True)
         return {node: twin.meta[key] for node, twin in nodes if key in twin.meta}
 
     def module(self) -> torch.nn.Module:
-        """What the attributes of :attr:`copy` are read from."""
+        """Return a module with the attributes that :attr:`copy` reads."""
         root = torch.nn.Module()
         for name, values in self.state.items():
             getattr(root, name).update(values)
@@ -62,11 +67,11 @@ class Snapshot:
         return root
 
     def graph_module(self) -> torch.fx.GraphModule:
-        """The graph as it was, to be run."""
+        """Return the old graph as a module that can be run."""
         return torch.fx.GraphModule(self.module(), self.copy)
 
     def restore(self, gm: torch.fx.GraphModule) -> None:
-        """Make ``gm`` what it was."""
+        """Restore ``gm`` in place."""
         for name, graph in self.changed_graphs().items():
             self.nested[name].restore(graph)
         for name, values in self.state.items():
@@ -85,16 +90,16 @@ def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 
 def lines_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[Any, ...]]:
-    """Operation, target and arguments of every node, in order."""
+    """Return operation, target and arguments of every node, in order."""
     return {
         node: (node.op, node.target, frozen(node.args), frozen(node.kwargs)) for node in graph.nodes
     }
 
 
 def frozen(value: Any) -> Any:
-    """An argument that can be looked up, and is equal only to one that is the same.
+    """Return a hashable form of an argument that is equal only for identical arguments.
 
-    Python takes ``1``, ``1.0`` and ``True`` for equal, and ``0.0`` and ``-0.0``.
+    In Python ``1``, ``1.0`` and ``True`` are equal, and so are ``0.0`` and ``-0.0``.
     """
     if isinstance(value, torch.fx.Node):
         return value
@@ -108,10 +113,10 @@ def frozen(value: Any) -> Any:
 
 
 def replace_graph(gm: torch.fx.GraphModule, new: torch.fx.Graph) -> None:
-    """Put the nodes of ``new`` in place of the module's own, within the same ``Graph`` object."""
+    """Replace the module's nodes by copies of those in ``new``; the ``Graph`` object stays."""
     graph = gm.graph
     nodes = list(graph.nodes)
-    for node in nodes:  # first, so that none has users; the graph may hold a cycle
+    for node in nodes:  # a node can be erased only without users, and the graph may have a cycle
         node.args, node.kwargs = (), {}
     for node in nodes:
         graph.erase_node(node)
@@ -120,7 +125,7 @@ def replace_graph(gm: torch.fx.GraphModule, new: torch.fx.Graph) -> None:
 
 
 def transplant(source: torch.fx.Graph, empty: torch.fx.Graph) -> None:
-    """Copy every node into an empty graph, with what Dynamo hung on placeholders."""
+    """Copy every node into an empty graph, with the source that Dynamo gave to placeholders."""
     twins: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in source.nodes:
         twins[node] = empty.node_copy(node, twins.__getitem__)

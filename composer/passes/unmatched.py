@@ -1,4 +1,4 @@
-"""What tells a place in a graph from a pattern: the first node that differs, and how."""
+"""Finds the first node at which a place in a graph differs from a pattern, and says how."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from composer import _torch
 
 @dataclass(frozen=True, slots=True)
 class Unmatched:
-    """The first node of the pattern that does not match, what stands in its place, and why."""
+    """The first node of the pattern that does not match, the graph's node there, and why."""
 
     pattern_node: str
     graph_node: str
@@ -22,10 +22,10 @@ class Unmatched:
 def compare(
     wanted: torch.fx.Node, found: torch.fx.Node, *, ignore_literals: bool
 ) -> dict[torch.fx.Node, Any] | Unmatched:
-    """Walk up from a node of the pattern and one of a graph, as torch's matcher does.
+    """Compare a node of the pattern and one of a graph, and then their inputs, as torch does.
 
     Returns:
-        What stands for each node of the pattern, or the first that does not match.
+        The graph's value for each node of the pattern, or the first node that does not match.
     """
     comparison = _Comparison(ignore_literals)
     return comparison.of_nodes(wanted, found) or comparison.images
@@ -68,7 +68,7 @@ class _Comparison:
         return None
 
     def _of_values(self, wanted: Any, found: Any) -> Unmatched | str | None:
-        """How two arguments differ; text where it is not a node that does."""
+        """Return how two arguments differ: a text if they are not nodes, ``None`` if they match."""
         if isinstance(wanted, torch.fx.Node):
             return self._of_node_and_value(wanted, found)
         if isinstance(wanted, list | tuple) and isinstance(found, list | tuple):
@@ -100,7 +100,7 @@ def _named(node: torch.fx.Node) -> dict[str, Any]:
 
 
 def called(node: torch.fx.Node) -> str:
-    """``"aten.relu.default"``, ``"the method relu"``, ``"an input of the graph"``."""
+    """Return what a node is: ``"aten.relu.default"``, ``"the method relu"`` or the like."""
     if node.op == "placeholder":
         return "an input of the graph"
     if node.op == "call_method":
@@ -109,5 +109,5 @@ def called(node: torch.fx.Node) -> str:
         return f"the {'attribute' if node.op == 'get_attr' else 'module'} {node.target}"
     if isinstance(node.target, _torch.operators.OpOverload):
         return str(node.target)
-    module = getattr(node.target, "__module__", None) or "torch"  # builtins of torch's have none
+    module = getattr(node.target, "__module__", None) or "torch"  # torch's builtins have none
     return f"{module.lstrip('_')}.{getattr(node.target, '__name__', node.target)}"

@@ -1,4 +1,4 @@
-"""One run of an interpreter pass over one graph, which is edited on the way."""
+"""One run of an interpreter pass over one graph. The graph is edited in place."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What an operation gave: its node in the graph, and the fake value with shape and dtype."""
+    """The result of an operation: its node in the graph, and its fake value (shape and dtype)."""
 
     node: torch.fx.Node
     value: Any
 
 
 _WALK = "composer_walk"
-"""The key of the walk under way in the ``meta`` that methods hand on."""
+"""The key in ``meta`` under which an interpreter pass's methods pass on the current walk."""
 
 
 def emit(op: str, target: Any, args: Any, kwargs: dict[str, Any], meta: dict[str, Any]) -> Value:
     """Emit an operation into the graph that ``meta`` comes from.
 
     Raises:
-        TypeError: ``meta`` is not what the method was given.
+        TypeError: ``meta`` is not the one that the method received.
     """
     if _WALK not in meta:
         raise TypeError(f"{target} is emitted without the meta that the method was given")
@@ -46,12 +46,13 @@ def emit(op: str, target: Any, args: Any, kwargs: dict[str, Any], meta: dict[str
 class Walk:
     """Visits every node once, in order.
 
-    What is emitted as it was stays the same node; then nobody has to compute its fake value anew,
-    and a symbol that only data decide stays the same symbol.
+    An operation that is emitted unchanged keeps its node. Its fake value then need not be computed
+    again, and a data-dependent symbol stays the same symbol.
 
     Args:
-        methods: Called for each node, by its kind.
-        plain: Called instead where a match limit forbids what ``methods`` did.
+        methods: The pass. One of its methods is called for each node, by the kind of the node.
+        plain: A pass that changes nothing. It is used where a match limit forbids the rewrite that
+            ``methods`` made.
         gm: The graph; every node has its fake value.
     """
 
@@ -67,10 +68,10 @@ class Walk:
         self._inputs_end = _last_input(gm.graph)
 
     def run(self) -> int:
-        """Visit the nodes, and drop those in whose place something else was emitted.
+        """Visit all nodes, and erase the nodes that were replaced.
 
         Returns:
-            How many were not emitted as they were.
+            The number of nodes that were not emitted unchanged.
         """
         originals = list(self._gm.graph.nodes)
         with metadata.autocast_regions() as regions:
@@ -81,7 +82,7 @@ class Walk:
         return matches
 
     def _step(self, node: torch.fx.Node, regions: metadata.AutocastRegions) -> bool:
-        """Visit one node; whether it was made into something else."""
+        """Visit one node. Returns true if it was rewritten."""
         if _torch.modes.changes_state(node.target):
             self._kept.add(node)
             metadata.follow(node, regions)
@@ -101,7 +102,7 @@ class Walk:
 
     def _visit(self, methods: InterpreterPass, node: torch.fx.Node) -> tuple[Any, bool]:
         self._node, self._new = node, list[torch.fx.Node]()
-        # Inputs stay together, in front of all that is computed from them.
+        # New nodes for an input go after the last input, so that inputs stay together.
         self._cursor = self._inputs_end if node.op == "placeholder" else node.prev
         args, kwargs = map_arg((node.args, node.kwargs), self._results.__getitem__)
         plain = _to_nodes(args), _to_nodes(kwargs)
@@ -141,7 +142,7 @@ class Walk:
         return methods.call_operator(target, args, kwargs, meta)
 
     def _is_symbolic(self, node: torch.fx.Node) -> bool:
-        """Whether a call computes with sizes only: no operator of torch's, no tensor in it."""
+        """True if a call computes with sizes only: no ATen operator and no tensors."""
         values = [each.meta.get(self._key) for each in (node, *node.all_input_nodes)]
         numbers = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
         is_operator = isinstance(node.target, _torch.operators.OpOverload) or node.kwargs
@@ -150,7 +151,11 @@ class Walk:
     def emit(
         self, op: str, target: Any, args: Any, kwargs: dict[str, Any], meta: dict[str, Any]
     ) -> Value:
-        """The visited node itself where it is emitted again, else a new one behind the last."""
+        """Emit an operation.
+
+        The visited node is used again for the first call of the same target. Any other operation
+        becomes a new node after the last one that was emitted.
+        """
         node = self._node
         args, kwargs = _to_nodes(args), _to_nodes(kwargs)
         if node not in self._kept and (op, target) == (node.op, node.target):
@@ -171,7 +176,7 @@ class Walk:
             return metadata.recompute(self._gm, node, self._key, self._mode)
 
     def _keep(self, node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
-        """Give the node these arguments; whether its fake value may be another one now."""
+        """Set the node's arguments. Returns true if its fake value may have changed."""
         self._kept.add(node)
         changed = frozen((node.args, node.kwargs)) != frozen((args, kwargs))
         if changed:
@@ -193,10 +198,10 @@ def _last_input(graph: torch.fx.Graph) -> torch.fx.Node:
 
 
 def _to_nodes(arguments: Any) -> Any:
-    """Values as nodes, in lists, tuples, dicts and slices, too.
+    """Replace every :class:`Value` by its node, also within lists, tuples, dicts and slices.
 
     Raises:
-        TypeError: a fake value itself is among them, which no graph can hold.
+        TypeError: An argument is a fake tensor or a symbol, which a graph cannot hold.
     """
     return map_aggregate(arguments, _to_node)
 

@@ -1,9 +1,10 @@
-"""How the record of a compile reaches whoever wants to read it.
+"""Delivers the records of compiles to people and programs.
 
-A person reads the report (:mod:`~composer.telemetry.report`), the warnings
-(:mod:`~composer.telemetry.notices`), what a reason code means (:mod:`~composer.telemetry.reasons`)
-and a page for the browser (:mod:`~composer.telemetry.html`). A program is sent each record by the
-sinks that are on (:mod:`~composer.telemetry.sinks`; :mod:`~composer.telemetry.base` says what one
-is), and reads files of records back by :mod:`~composer.telemetry.reader`. What is compiled right
-now is in :mod:`~composer.telemetry.progress`.
+For people there are the report (:mod:`~composer.telemetry.report`), warnings
+(:mod:`~composer.telemetry.notices`), the meaning of reason codes
+(:mod:`~composer.telemetry.reasons`), and an HTML page (:mod:`~composer.telemetry.html`).
+
+For programs, sinks receive each record (:mod:`~composer.telemetry.sinks`; their interface is in
+:mod:`~composer.telemetry.base`). :mod:`~composer.telemetry.reader` reads files of records.
+:mod:`~composer.telemetry.progress` says what is being compiled now.
 """

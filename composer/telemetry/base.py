@@ -1,4 +1,4 @@
-"""What a sink is: where the records of compiled graphs go."""
+"""The base class of sinks. A sink receives the records of compiled graphs."""
 
 from __future__ import annotations
 
@@ -8,37 +8,47 @@ from composer.records import CompileReport
 
 
 class Sink:
-    """Takes the record of every compiled graph to where somebody reads it.
+    """Receives the record of every compiled graph.
 
-    A class of another package, registered as an entry point of the group ``composer.sinks``, needs
-    no more than ``emit``; it is made once, without arguments, at the first compile. One that takes
-    arguments is made by the user and given to :func:`composer.session.add_sink`. Whatever a sink
-    raises is warned of once and goes no further. Compiles in several threads may call at once.
+    A class of another package is registered as an entry point of the group ``composer.sinks``. It
+    needs only the method ``emit``. composer makes it once, without arguments, at the first compile.
+    If a sink takes arguments, the user makes it and passes it to
+    :func:`composer.session.add_sink`.
+
+    If a sink raises, composer warns once and goes on. Compiles in several threads may call a sink
+    at the same time.
     """
 
     @classmethod
     def wanted(cls, name: str, named: frozenset[str]) -> bool:
-        """Whether the environment asks for this sink, as it is at a compile.
+        """Return true if the environment asks for this sink; called at a compile.
 
         Args:
-            name: What the sink is registered as.
+            name: The name under which the sink is registered.
             named: The names in ``COMPOSER_SINKS``.
         """
         return name in named
 
     def emit(self, record: dict[str, Any]) -> None:
-        """Take a record: ``CompileReport.to_dict()``, a copy for this sink alone.
+        """Receive a record.
 
-        Called when a graph was compiled, and again, with the same ``number``, when
-        another engine took it over at run time.
+        It is called after the compile of a graph. It is called again with the same ``number`` when
+        another engine takes the graph over at run time.
+
+        Args:
+            record: The result of ``CompileReport.to_dict()``. Each sink gets its own copy.
         """
         raise NotImplementedError
 
     def follow(self, report: CompileReport) -> None:
-        """Be shown a graph's live report, once, before the first ``emit`` for it.
+        """Receive a graph's live report, once, before the first ``emit`` for that graph.
 
-        For sinks that read its ``runtime`` later. Keep a bounded number of them.
+        It is for sinks that read its ``runtime`` later. A sink should keep only a bounded number of
+        reports.
         """
 
     def close(self) -> None:
-        """Write what is left: the process ends, or the environment no longer asks for the sink."""
+        """Write remaining data.
+
+        It is called when the process ends, or when the environment no longer asks for the sink.
+        """

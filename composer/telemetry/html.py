@@ -1,7 +1,7 @@
-"""The record as one HTML file: who runs each graph, why not the others, where time went.
+"""Renders records as one HTML file: which engine runs each graph, why not others, and the times.
 
-The page asks nothing of the network, and its content security policy forbids it to: only its own
-script runs, whatever stands in a message or a model's name.
+The page does not use the network, and its content security policy forbids it. Only the page's own
+script can run, even if a message or a model's name contains HTML.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ if TYPE_CHECKING:
 
 
 def render(recordings: Sequence[Recording], means: Callable[[Reason], str] | None = None) -> str:
-    """Lay out recordings as a page for a browser, in one file without scripts from elsewhere.
+    """Render recordings as an HTML page in one file.
 
     Args:
-        recordings: The processes and their graphs; none at all is fine.
-        means: Says in a sentence or two what a reason means; left out without it.
+        recordings: The processes and their graphs; may be empty.
+        means: Returns the meaning of a reason in a sentence or two. Without it the page does not
+            explain reasons.
 
     Returns:
-        The text of the file, to be written as UTF-8. Of long messages it has the beginning, of
-        long tracebacks the end.
+        The text of the file, to be written as UTF-8. Only the beginning of a long message is
+        included, and only the end of a long traceback.
     """
     environment = _environment()
-    # What a file gave that is no text, half a surrogate pair, cannot be written as UTF-8.
+    # A file of records can contain half of a surrogate pair, which UTF-8 cannot encode.
     page = environment.get_template("report.html.j2").render(
         _parts(recordings),
         means=means or (lambda _: ""),
@@ -47,10 +48,10 @@ def render(recordings: Sequence[Recording], means: Callable[[Reason], str] | Non
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is what :func:`render` gave, or is empty.
+    """Return true if a file is a page from :func:`render`, or is empty.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         begin = file.read(4096).lstrip()
@@ -58,7 +59,7 @@ def is_page(path: Path) -> bool:
 
 
 _TITLE = b"<title>composer: "
-"""Stands in the head of every page."""
+"""The start of the title of every page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class PageGraph:
 
 
 def _parts(recordings: Sequence[Recording]) -> dict[str, Any]:
-    """What the template lays out."""
+    """Return the variables of the template."""
     graphs = tuple(graph for each in recordings for graph in each.report.graphs)
     line = timeline.timeline(graphs)
     lanes = tuple(_lanes(recordings, line.bars))
@@ -96,7 +97,7 @@ def _parts(recordings: Sequence[Recording]) -> dict[str, Any]:
 def _lanes(
     recordings: Iterable[Recording], bars: Sequence[Bar]
 ) -> Iterable[tuple[Process, tuple[PageGraph, ...]]]:
-    """The graphs of each process, numbered."""
+    """Yield each process with its graphs, numbered."""
     number = 0
     for each in recordings:
         entries = []
@@ -107,7 +108,7 @@ def _lanes(
 
 
 def _measured(entries: Iterable[PageGraph]) -> Iterator[tuple[PageGraph, Times]]:
-    """The graphs whose engines were measured, with their times."""
+    """Yield the graphs whose engines were measured, with their times."""
     for each in entries:
         found = times.times(each.graph)
         if found is not None:
@@ -142,10 +143,10 @@ def _environment() -> Environment:
 
 
 def _source(environment: Environment, name: str) -> str:
-    """A file as ``include`` puts it into the page."""
+    """Return the text of a file as ``include`` puts it into the page."""
     return environment.get_template(name).render()
 
 
 def _hash(script: str) -> str:
-    """How a content security policy names the one script that may run."""
+    """Return the name of the script in the content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""The sink ``jsonl``: each record is a line of JSON in the file that COMPOSER_TELEMETRY names."""
+"""The sink ``jsonl``: writes each record as a line of JSON to the file in COMPOSER_TELEMETRY."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PATH = "COMPOSER_TELEMETRY"
 LIMIT = "COMPOSER_TELEMETRY_MAX_BYTES"
 DEFAULT_LIMIT = 64 * 2**20
 PATIENCE = 10.0
-"""Seconds to wait for another process's line; not again after it was in vain."""
+"""Seconds to wait for the lock of the file. After a timeout the next record does not wait."""
 _FOLLOWED = 1_000
 
 
 @dataclass(slots=True)
 class _Graph:
-    """A graph whose counters are written once more at the end.
+    """A graph whose counters are written again when the sink is closed.
 
     Attributes:
-        runtime: The counters, live.
-        file: Where its last record went, or is about to go.
-        record: Its last record; empty until there is one.
+        runtime: The live counters.
+        file: The file of its last record.
+        record: Its last record; empty before the first one.
         written: The counters that are in the file.
     """
 
@@ -43,20 +43,21 @@ class _Graph:
 
 
 class JsonLinesSink(Sink):
-    """Appends to the file; the counters of the newest 1,000 graphs once more at the end.
+    """Appends each record to the file.
 
-    They are those that were compiled since the sink was there.
+    When the sink is closed, it writes the newest 1,000 graphs again if their counters changed. Only
+    graphs that were compiled after the sink was made are written again.
 
-    A line is the record and one key more: ``process`` says who wrote it. A further record of a
-    graph has its number again.
+    A line is the record with the additional key ``process``, which says which process wrote it. A
+    later record of a graph has the same number as the first.
     """
 
     @classmethod
     def wanted(cls, name: str, named: frozenset[str]) -> bool:
-        """Whether there is a file to write.
+        """Return true if ``COMPOSER_TELEMETRY`` names a file.
 
         Raises:
-            OptionError: the sink is asked for by name, and no file is.
+            OptionError: ``COMPOSER_SINKS`` names the sink, but ``COMPOSER_TELEMETRY`` is not set.
         """
         if name in named and not os.environ.get(PATH):
             raise OptionError(f"COMPOSER_SINKS names {name!r}, and {PATH} no file for it")
@@ -70,17 +71,17 @@ class JsonLinesSink(Sink):
         forks.with_each_child(self, JsonLinesSink._restart)
 
     def _restart(self) -> None:
-        """In a forked child: its parent's graphs are its parent's to write."""
+        """Start again in a forked child. The graphs of the parent are left to the parent."""
         self._start(self._file.path)
 
     def _start(self, path: Path) -> None:
-        self._file = LineFile(path)  # filelock refuses a lock that was made before a fork
+        self._file = LineFile(path)  # a new one, since filelock refuses a lock from before a fork
         self._process = dataclasses.asdict(Process.here())
         self._lock = forks.lock()
         self._graphs: dict[int, _Graph] = {}
 
     def follow(self, report: CompileReport) -> None:
-        """Remember whose counters to write at the end."""
+        """Remember a graph, so that its counters are written when the sink is closed."""
         with self._lock:
             self._graphs[report.number] = _Graph(report.runtime, self._file)
             if len(self._graphs) > _FOLLOWED:
@@ -90,9 +91,9 @@ class JsonLinesSink(Sink):
         """Append the record.
 
         Raises:
-            OptionError: the environment's limit is no number of bytes.
-            TimeoutError: another process does not let go of the file's lock.
-            OSError: the file cannot be written.
+            OptionError: ``COMPOSER_TELEMETRY_MAX_BYTES`` is not a number of bytes.
+            TimeoutError: Another process does not release the file's lock.
+            OSError: The file cannot be written.
         """
         with self._lock:
             self._look_around()
@@ -104,7 +105,7 @@ class JsonLinesSink(Sink):
             graph.written = record["runtime"]
 
     def close(self) -> None:
-        """Append a further record of each graph whose counters moved, and what failed before."""
+        """Append a record of each graph whose counters changed or whose last write failed."""
         self._patience = PATIENCE
         with self._lock:
             graphs = tuple(self._graphs.values())
@@ -113,13 +114,13 @@ class JsonLinesSink(Sink):
                 continue
             now, gone = plain(graph.runtime), not graph.file.path.parent.exists()
             if graph.written and gone:
-                continue  # who removed the folder wants no new one with the last counters alone
+                continue  # the user removed the folder; do not make it again only for counters
             if graph.written != now:
                 self._write(graph.file, {**graph.record, "runtime": now})
                 graph.written = now
 
     def _look_around(self) -> None:
-        """What the environment says now; a relative path is where it was when first met."""
+        """Read limit and path from the environment. A relative path is resolved only once."""
         self._limit = _limit(os.environ.get(LIMIT, ""))
         asked = os.environ.get(PATH, "")
         if asked and asked != self._asked:
@@ -144,6 +145,6 @@ def _limit(text: str) -> int:
 
 
 def _line(record: dict[str, Any]) -> bytes:
-    """JSON that every reader takes: text is UTF-8."""
+    """Return a record as one line of strict JSON, in UTF-8."""
     text = json.dumps(record, allow_nan=False, ensure_ascii=False)
     return text.encode("utf-8", "replace") + b"\n"

@@ -1,9 +1,11 @@
-"""A file of lines that several processes append to at once, rotated by size.
+"""A file of lines to which several processes can append, rotated by size.
 
-What keeps the lines whole: a lock (the file beside it, ``.lock``) around each append, and one write
-to a descriptor that only appends. A writer that was killed leaves at most one torn line, which the
-next one closes. The lock is ``filelock``'s, which torch depends on: the kernel lets go of it when
-its holder dies, and it minds forks.
+Two things keep lines whole. Each append holds a lock (the file with suffix ``.lock`` in the same
+folder). Each line is one write to a descriptor in append mode. A killed writer leaves at most one
+incomplete line, and the next writer ends it with a newline.
+
+The lock is from ``filelock``, which torch depends on. The kernel releases it when its holder dies,
+and it handles forks.
 """
 
 from __future__ import annotations
@@ -13,33 +15,33 @@ import os
 from pathlib import Path
 
 KEPT = 3
-"""How many older files there are: ``.1`` is the newest of them."""
+"""The number of older files that are kept; ``.1`` is the newest of them."""
 
 
 class LineFile:
-    """One such file.
+    """A file of lines with a lock.
 
     Args:
-        path: Where it is; its folder is made if there is none.
+        path: The path of the file; its folder is created if needed.
     """
 
     def __init__(self, path: Path) -> None:
-        from filelock import FileLock  # not before it is needed: 10 ms
+        from filelock import FileLock  # imported here since the import takes 10 ms
 
         self.path = path
         self._lock = FileLock(f"{path}.lock")
 
     def append(self, line: bytes, limit: int, patience: float) -> None:
-        """Add a line; the file is rotated first if it would become larger than ``limit``.
+        """Append a line. If the file would become larger than ``limit``, it is rotated first.
 
         Args:
-            line: With its newline at the end.
-            limit: Bytes. A longer line has a file to itself.
-            patience: Seconds to wait for the lock.
+            line: The line, with a newline at its end.
+            limit: The largest size of the file in bytes. A longer line gets a file of its own.
+            patience: The time to wait for the lock, in seconds.
 
         Raises:
-            TimeoutError: another process has had the lock all the time.
-            OSError: the file cannot be written.
+            TimeoutError: Another process held the lock all the time.
+            OSError: The file cannot be written.
         """
         from filelock import Timeout
 
@@ -57,12 +59,15 @@ class LineFile:
 
 
 def rotated(path: Path) -> tuple[Path, ...]:
-    """The names that the file's lines can be under, newest first; not all need be there."""
+    """Return the names of the file and its older files, newest first; some may not exist."""
     return path, *(Path(f"{path}.{number}") for number in range(1, KEPT + 1))
 
 
 def _rotate(path: Path, added: int, limit: int) -> None:
-    """Move each file to the next name, up to the first that is free: a rotation may have died."""
+    """Rename each file to the next name if the file would become too large.
+
+    Names after the first free one stay, since an earlier rotation may have been interrupted there.
+    """
     size = path.stat().st_size if path.exists() else 0
     if not size or size + added <= limit:
         return

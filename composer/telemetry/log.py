@@ -1,4 +1,4 @@
-"""The sink ``logging``: an INFO line of the logger ``composer`` for every attempt."""
+"""The sink ``logging``: logs every attempt at level INFO with the logger ``composer``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ log = logging.getLogger("composer")
 
 
 class LoggingSink(Sink):
-    """Always on; says nothing until the user configures logging."""
+    """Logs every attempt. It is always on; nothing is shown until the user configures logging."""
 
     @classmethod
     def wanted(cls, name: str, named: frozenset[str]) -> bool:
-        """Yes."""
+        """Return true: this sink is always on."""
         return True
 
     def emit(self, record: dict[str, Any]) -> None:
-        """A line for every attempt."""
+        """Log a line for every attempt."""
         if log.isEnabledFor(logging.INFO):
             report = CompileReport.from_dict(record)
             for each in report.attempts:

@@ -1,12 +1,16 @@
-"""Warnings that something the user asked for does not run, once for each reason.
+"""Warns once for each reason that something the user asked for does not run.
 
-A candidate that was not accepted, and a pass that was rolled back, give a ``FallbackWarning`` and a
-``WARNING`` line in the log, the first time for each backend and reason. Not warned of are engines
-of the default chain that are missing on this machine, or known to have failed for the graph, while
-another serves, since nobody asked for them by name; what was skipped for another cause; engines
-that were measured to be slower, which is what measuring is for; and what ``precision = "auto"``
-tried in bf16 and did not take. What a misspelt variable of the environment asks for does not happen
-either, so that is warned of, too.
+composer gives a ``FallbackWarning`` and a ``WARNING`` log line for a candidate that was not
+accepted, and for a pass that was rolled back. It does so the first time for each backend and
+reason. It also warns of misspelt environment variables, since they have no effect.
+
+There is no warning for:
+
+- an engine of the default chain that is not installed, or that is known to have failed for the
+  graph, if another engine serves the graph: the user did not ask for it by name;
+- a candidate that was skipped for another reason;
+- an engine that was slower in a measurement;
+- a candidate that ``precision = "auto"`` tried in bf16 and did not choose.
 """
 
 from __future__ import annotations
@@ -32,11 +36,12 @@ VARIABLES = (
     *("COMPOSER_STRICT", "COMPOSER_TELEMETRY", "COMPOSER_TELEMETRY_MAX_BYTES"),
     "COMPOSER_VERDICT_STORE",
 )
-"""All that composer reads."""
+"""All environment variables that composer reads."""
 
 _ALIKE = 0.8
-"""How like one of them another name must be, without the prefix, to be taken for a slip: PHP's
-package manager has variables of the same prefix, the nearest of which comes to 0.64."""
+"""How similar another name must be to one of them, without the prefix, to count as misspelt.
+
+PHP's package manager Composer uses the same prefix; its most similar variable reaches 0.64."""
 
 
 def warn_of_fallbacks(
@@ -45,14 +50,14 @@ def warn_of_fallbacks(
     """Warn of the candidates that were not accepted.
 
     Args:
-        report: The compile just done.
-        warned: Pairs of backend and reason to be silent about; those warned of now are added.
-        asked_by_name: Whether the user wrote the chain, rather than taking the default.
+        report: The report of the compile.
+        warned: Pairs of backend and reason without a further warning; new pairs are added.
+        asked_by_name: True if the user wrote the chain, false for the default chain.
     """
     for attempt in report.attempts:
         what = attempt.backend, str(attempt.reason)
-        # One that is absent, or was not tried again, is missed only if it was asked for, or if
-        # nothing else serves.
+        # Warn of an engine that is not installed, or known to fail, only if the user asked for it
+        # or if no other engine serves the graph.
         missed = asked_by_name or report.chosen == EAGER
         absent = attempt.status is Status.UNAVAILABLE and not missed
         skipped = attempt.status is Status.SKIPPED
@@ -69,8 +74,8 @@ def warn_of_passes(report: CompileReport, warned: set[tuple[str, str]]) -> None:
     """Warn of the passes that were rolled back, or had no graph to run on.
 
     Args:
-        report: The compile just done.
-        warned: Pairs of pass and error to be silent about; those warned of now are added.
+        report: The report of the compile.
+        warned: Pairs of pass and error without a further warning; new pairs are added.
     """
     for each in report.passes:
         if each.error and (each.name, each.error) not in warned:
@@ -79,11 +84,11 @@ def warn_of_passes(report: CompileReport, warned: set[tuple[str, str]]) -> None:
 
 
 def warn_of_environment(warned: set[tuple[str, str]]) -> None:
-    """Warn of another package in composer's folder, and of misspelt variables of composer's.
+    """Warn of another package in composer's folder, and of misspelt environment variables.
 
     Args:
-        warned: Pairs of a name and what it collides with, to be silent about; those warned of now
-            are added.
+        warned: Pairs without a further warning; new pairs are added. A pair is a name, and the
+            conflict or the variable that was meant.
     """
     clash = distribution.conflict()
     if clash and (distribution.NAME, clash) not in warned:
@@ -99,11 +104,11 @@ def warn_of_environment(warned: set[tuple[str, str]]) -> None:
 
 
 def warn_of_mistake(mistake: str, warned: set[tuple[str, str]]) -> None:
-    """Warn, once, of a mistake of the user's that ``COMPOSER_DISABLE`` has disregarded.
+    """Warn once of a user's mistake that is ignored because ``COMPOSER_DISABLE`` is set.
 
     Args:
-        mistake: What it is; empty where there is none.
-        warned: Pairs to be silent about; that of the switch is added.
+        mistake: The mistake; empty if there is none.
+        warned: Pairs without a further warning; the pair of ``COMPOSER_DISABLE`` is added.
     """
     if mistake and (_SWITCH, "") not in warned:
         _warn(f"{_SWITCH} is on, and a mistake is disregarded: {mistake}")
@@ -119,7 +124,7 @@ def _warn(text: str) -> None:
 
 
 def _users_stacklevel() -> int:
-    """How many frames up the user's code is: the first that is neither torch's nor composer's."""
+    """Return the stack level of the user's code: the first frame outside torch and composer."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and _is_machinery(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back

@@ -1,8 +1,9 @@
-"""The sink ``opentelemetry``: spans and metrics by OpenTelemetry's API, exported as the user says.
+"""The sink ``opentelemetry``: makes spans and metrics with OpenTelemetry's API.
 
-Only the API is used: with no SDK set up, nothing happens. Attributes are named ``composer.*`` after
-the fields of the record; all else follows OpenTelemetry's semantic conventions: ``error.type``,
-``exception`` events, metric names without ``total``, units in UCUM.
+The user's SDK exports them. Without an SDK nothing happens, since the sink uses only the API.
+Attributes are named ``composer.*`` after the fields of the record. Everything else follows
+OpenTelemetry's semantic conventions: ``error.type``, ``exception`` events, metric names without
+``total``, units in UCUM.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ _ERRORS = frozenset({Status.FAILED, Status.REJECTED, Status.CRASHED, Status.TIME
 
 
 class OpenTelemetrySink(Sink):
-    """A span for a compile, in the trace of the call that made it happen, and metrics.
+    """Makes metrics, and a span for each compile, in the trace of the call that caused it.
 
-    A provider counts run-time calls for one sink only; a second one's are ignored by the SDK.
+    A meter provider counts run-time calls for one sink only. The SDK ignores those of a second
+    sink.
 
     Args:
-        tracer_provider: Makes the spans; the global one if none is given.
-        meter_provider: Makes the metrics; the global one if none is given.
+        tracer_provider: The provider for spans; the global one by default.
+        meter_provider: The provider for metrics; the global one by default.
 
     Raises:
         ImportError: opentelemetry-api is not installed.
@@ -61,8 +63,8 @@ class OpenTelemetrySink(Sink):
         self._attempts = meter.create_counter(
             "composer.attempts", "{attempt}", "Candidates tried for a graph."
         )
-        # Neither graph nor model is an attribute: series would grow with every model served. An
-        # exemplar leads from a slow compile to its span, which names both.
+        # Graph and model are not attributes, since the number of series would grow with every
+        # model. An exemplar links a slow compile to its span, which names both.
         self._duration = meter.create_histogram(
             "composer.compile.duration",
             "s",
@@ -76,7 +78,7 @@ class OpenTelemetrySink(Sink):
         self._totals.follow(report)
 
     def emit(self, record: dict[str, Any]) -> None:
-        """Make the spans of a compile; of a later record of the graph, only what it adds."""
+        """Make the spans of a compile. For a later record of the graph, make only the new ones."""
         from opentelemetry import trace
 
         news = self._totals.take(record)
@@ -90,13 +92,13 @@ class OpenTelemetrySink(Sink):
             self._duration.record(record["seconds"], chosen, trace.set_span_in_context(span))
 
     def close(self) -> None:
-        """Leave the metrics as they are, for the export that the SDK makes at the process's end."""
+        """Freeze the metrics; the SDK exports them at the end of the process."""
         self._totals.close()
 
     def _compile(self, record: Mapping[str, Any]) -> Span:
         end = round(datetime.fromisoformat(record["time"]).timestamp() * 1e3) * 1_000_000
         start = end - _nanoseconds(record["seconds"])
-        # The context is the caller's: a compile happens within the request that needs it.
+        # The span is in the current context: a compile happens within the request that needs it.
         span = self._tracer.start_span(
             "composer.compile", attributes=_present(record, _OF_GRAPH), start_time=start
         )
@@ -109,7 +111,7 @@ class OpenTelemetrySink(Sink):
         return span
 
     def _recompile(self, record: Mapping[str, Any], news: News) -> None:
-        """The span of the candidates tried, just now, because an engine failed at run time."""
+        """Make the span of candidates that were just tried because an engine failed at run time."""
         attempts, end = record["attempts"][news.known :], time.time_ns()
         start = end - sum(_nanoseconds(attempt["seconds"]) for attempt in attempts)
         span = self._tracer.start_span(
@@ -125,10 +127,17 @@ class OpenTelemetrySink(Sink):
     def _candidates(
         self, parent: Span, attempts: Sequence[Mapping[str, Any]], end: int, *, no_sooner: int
     ) -> int:
-        """Make a span for each candidate; returns when the first began.
+        """Make a span for each candidate. Returns the start of the first one.
 
-        A record has durations, not starts. Candidates run one after the other, and hardly anything
-        happens behind the last, so they are laid out backwards from the end of the compile.
+        A record has durations but no start times. Candidates run one after the other, and almost no
+        time passes after the last one. The start times are therefore computed backwards from the
+        end of the compile.
+
+        Args:
+            parent: The span of the compile.
+            attempts: The attempts, in order.
+            end: The end of the compile, in Unix nanoseconds.
+            no_sooner: The earliest start, in Unix nanoseconds.
         """
         from opentelemetry import trace
 
@@ -148,7 +157,7 @@ class OpenTelemetrySink(Sink):
 
 
 def _observe(meter: Meter, read: Callable[[], Mapping[str, Total]]) -> None:
-    """Have the SDK read the run-time totals whenever it exports."""
+    """Register the run-time totals as metrics that the SDK reads at every export."""
     from opentelemetry.metrics import Observation
 
     def reader(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
@@ -187,10 +196,16 @@ def _of_attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _add_passes(span: Span, passes: Sequence[Mapping[str, Any]], first: int, end: int) -> None:
-    """Add an event for each pass, at the time when it ended.
+    """Add an event for each pass, at the time of its end.
 
-    Events, not spans: a pass takes milliseconds, and a record does not say when within the accepted
-    candidate the later ones ran; those stand at the compile's end.
+    They are events and not spans, since a pass takes only milliseconds. A record does not say when
+    the passes within a candidate ran, so their events are at the end of the compile.
+
+    Args:
+        span: The span of the compile.
+        passes: The records of the passes.
+        first: The start of the first candidate, in Unix nanoseconds.
+        end: The end of the compile, in Unix nanoseconds.
     """
     early = [each for each in passes if each["stage"] in BEFORE_AUTOGRAD]
     at = first - sum(_nanoseconds(each["seconds"]) for each in early)
@@ -203,7 +218,7 @@ def _add_passes(span: Span, passes: Sequence[Mapping[str, Any]], first: int, end
 
 
 def _add_exception(span: Span, attempt: Mapping[str, Any], at: int) -> None:
-    """Add the event that OpenTelemetry has for exceptions; a plain "no" has none."""
+    """Add OpenTelemetry's event for exceptions, if the attempt raised an exception."""
     if attempt["error_type"]:
         attributes = {
             "exception.type": attempt["error_type"],
@@ -222,7 +237,7 @@ def _set_error(span: Span, description: str) -> None:
 def _present(
     record: Mapping[str, Any], fields: Iterable[str], prefix: str = "composer."
 ) -> dict[str, Any]:
-    """Attributes of those fields that are not null."""
+    """Return attributes for the fields that are not null."""
     return {f"{prefix}{field}": record[field] for field in fields if record[field] is not None}
 
 

@@ -1,4 +1,4 @@
-"""What is being compiled right now, for whoever wants to show it."""
+"""Says what is being compiled now, for code that shows progress."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from composer.records import GraphRequest
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step under way.
+    """One step of a compile that is running now.
 
-    ``what`` is the candidate's name, or ``"shared passes"``. ``started`` is a reading of
+    ``what`` is the candidate's name, or ``"shared passes"``. ``started`` is a value of
     ``time.perf_counter``.
     """
 
@@ -27,24 +27,24 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """How long it has been going on."""
+        """The time since the step started."""
         return time.perf_counter() - self.started
 
 
 class Progress:
-    """The steps under way in all threads: nobody is called, whoever wants to know looks."""
+    """The steps that are running now, in all threads. There are no callbacks; readers poll it."""
 
     def __init__(self) -> None:
         self._steps: dict[int, Step] = {}
         self._serial = itertools.count()
 
     def now(self) -> tuple[Step, ...]:
-        """The steps under way, the longest first."""
+        """Return the steps that are running now; the one that started first comes first."""
         return tuple(self._steps.copy().values())
 
     @contextmanager
     def step(self, request: GraphRequest, what: str) -> Iterator[None]:
-        """Be seen doing ``what`` for a graph."""
+        """Show the step ``what`` of a graph while the context is open."""
         serial = next(self._serial)
         self._steps[serial] = Step(
             request.number, request.model, request.nodes, what, time.perf_counter()

@@ -1,4 +1,4 @@
-"""The sink ``prometheus``: series in the user's own registry, which the user's own server shows."""
+"""The sink ``prometheus``: adds series to the user's registry; the user's server exposes them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 
 class PrometheusSink(Sink):
-    """Attempts and compile times as they come; calls, read from the live graphs at each scrape.
+    """Counts attempts, compile times and calls in a registry of prometheus-client.
 
-    Nothing is served or sent: that is for ``prometheus_client.start_http_server`` and its like.
+    Attempts and compile times are counted when a record arrives. Calls are read from the live
+    graphs at each scrape. The sink serves and sends nothing; use
+    ``prometheus_client.start_http_server`` or the like.
 
     Args:
-        registry: Where the series go; ``prometheus_client.REGISTRY`` if none is given.
+        registry: The registry for the series; ``prometheus_client.REGISTRY`` by default.
 
     Raises:
         ImportError: prometheus-client is not installed.
-        ValueError: the registry has these series already.
+        ValueError: The registry has these series already.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -50,7 +52,7 @@ class PrometheusSink(Sink):
         self._series.totals.follow(report)
 
     def emit(self, record: dict[str, Any]) -> None:
-        """Count the attempts that no earlier record of the graph had, and time its compile."""
+        """Count the new attempts of the graph, and at its first record the time of the compile."""
         news = self._series.totals.take(record)
         for attempt in record["attempts"][news.known :]:
             labels = attempt["backend"], attempt["status"], attempt["reason"] or ""
@@ -59,17 +61,17 @@ class PrometheusSink(Sink):
             self._series.compiles.labels(record["chosen"]).observe(record["seconds"])
 
     def close(self) -> None:
-        """Take the series out of the registry; a second time does nothing."""
+        """Remove the series from the registry. A second call does nothing."""
         if self._open:
             self._open = False
             self._registry.unregister(self._series)
 
 
 class _Series:
-    """All series as one collector, so that a registry takes them all or none.
+    """All series as one collector, so that a registry accepts all of them or none.
 
-    Those that are filled as records come are prometheus-client's own kinds, which its multiprocess
-    mode sums over the processes; of those made at a scrape it sees nothing.
+    Attempts and compile times use prometheus-client's own classes, which its multiprocess mode sums
+    over the processes. That mode does not see the series that are made at a scrape.
     """
 
     def __init__(self) -> None:
@@ -91,13 +93,13 @@ class _Series:
         )
 
     def describe(self) -> Iterator[Metric]:
-        """The names that must be free in the registry."""
+        """Yield the series without values; their names must be free in the registry."""
         yield from self.attempts.describe()
         yield from self.compiles.describe()
         yield from _runtime({})
 
     def collect(self) -> Iterator[Metric]:
-        """Everything as it stands at a scrape."""
+        """Yield all series with their values at a scrape."""
         yield from self.attempts.collect()
         yield from self.compiles.collect()
         yield from _runtime(self.totals.read())

@@ -1,4 +1,4 @@
-"""Reads files of records back: those of the sink ``jsonl``, and a user's own."""
+"""Reads files of records: those of the sink ``jsonl``, and files that a user's own sink wrote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from composer.telemetry.recording import Process, Recording
 from composer.telemetry.report import Report
 
 UNKNOWN = Process(host="", pid=0, rank=None, started="")
-"""The process of lines that do not say it: somebody's own sink wrote just the records."""
+"""The process of lines without the key ``process``, for example from a user's own sink."""
 
 _NAMED = 20
 _LONGEST = 200
@@ -29,7 +29,7 @@ _PROCESS: TypeAdapter[Process] = TypeAdapter(Process)
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that holds no record, and why; lines count from 1."""
+    """A line without a valid record, and why. ``line`` counts from 1."""
 
     file: str
     line: int
@@ -38,10 +38,12 @@ class BadLine:
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """What files of records hold.
+    """The contents of files of records.
 
-    ``recordings`` are ordered by their process's start, ``left_out`` counts the lines that hold no
-    record, and ``faults`` are the first 20 of these.
+    Attributes:
+        recordings: The records of each process, ordered by the start of the process.
+        left_out: The number of lines without a valid record.
+        faults: The first 20 of these lines.
     """
 
     recordings: tuple[Recording, ...]
@@ -50,17 +52,17 @@ class Readout:
 
 
 def read(path: str | Path | Sequence[str | Path]) -> Readout:
-    """Read every record, the last one of each graph.
+    """Read the last record of each graph.
 
-    Nothing in a file is an error: lines that were torn, that are blank, somebody else's or of
-    another schema version are counted and left out.
+    The content of a file never raises an error. Lines that are incomplete, blank, from another
+    program or of another schema version are counted and left out.
 
     Args:
-        path: A file, or several. The older files that it was rotated to (``.1`` to ``.3``) are
-            read before it.
+        path: A file, or several. Its older files after rotation (``.1`` to ``.3``) are read as
+            well.
 
     Raises:
-        OSError: a file is not there, or cannot be read.
+        OSError: A file does not exist, or cannot be read.
     """
     paths = [path] if isinstance(path, str | Path) else path
     found = _Found()
@@ -71,7 +73,7 @@ def read(path: str | Path | Sequence[str | Path]) -> Readout:
 
 
 def _newest_of_each(paths: Iterable[Path]) -> list[Path]:
-    """The files, each once, without those that are older files of another: its own read them."""
+    """Return each file once, without rotated files of another one; they are read with that one."""
     given = {path.resolve(): path for path in paths}
     older = {name for path in given for name in linefile.rotated(path)[1:]}
     return [path for resolved, path in given.items() if resolved not in older]
@@ -79,7 +81,7 @@ def _newest_of_each(paths: Iterable[Path]) -> list[Path]:
 
 @dataclass(slots=True)
 class _Found:
-    """What was read so far: graphs by process and number."""
+    """The contents read so far: graphs by process and number."""
 
     graphs: dict[Process, dict[object, CompileReport]] = field(default_factory=dict)
     left_out: int = 0
@@ -93,7 +95,7 @@ class _Found:
             if len(self.faults) < _NAMED:
                 self.faults.append(BadLine(name, number, str(error)[:_LONGEST]))
             return
-        # Lines that do not say who wrote them may be of several processes, which number alike.
+        # Lines without a process may come from several processes that use the same numbers.
         key = (name, number) if process == UNKNOWN else graph.number
         self.graphs.setdefault(process, {})[key] = graph
 
@@ -109,12 +111,12 @@ class _Found:
 
 
 def _parsed(text: bytes) -> tuple[Process, CompileReport]:
-    """Who wrote a line, and the record in it."""
+    """Return the process that wrote a line, and the record in it."""
     text = text.strip()
     if not text:
         raise RecordError("a blank line")
     try:
-        line = json.loads(text, parse_constant=str)  # NaN, which is no JSON, becomes "NaN"
+        line = json.loads(text, parse_constant=str)  # NaN, which is not valid JSON, becomes "NaN"
     except (ValueError, RecursionError) as error:
         raise RecordError(f"torn, or no JSON: {error}") from None
     if not isinstance(line, Mapping):
@@ -131,7 +133,7 @@ def _process(said: Any) -> Process:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, int, bytes]]:
-    """File, number and text of each line, the oldest file first."""
+    """Yield file, number and text of each line, beginning with the oldest file."""
     with ExitStack() as stack:
         for file in reversed(_opened(path, stack)):
             for number, text in enumerate(file, 1):
@@ -139,9 +141,10 @@ def _lines(path: Path) -> Iterator[tuple[str, int, bytes]]:
 
 
 def _opened(path: Path, stack: ExitStack) -> list[BinaryIO]:
-    """The file and its older ones, newest first.
+    """Open the file and its older ones, newest first.
 
-    In this order none is missed when a writer rotates them meanwhile; one met twice is read once.
+    In this order no file is missed if a writer rotates them at the same time. A file that is found
+    under two names is read once.
     """
     files: dict[tuple[int, int], BinaryIO] = {}
     for name in linefile.rotated(path):

@@ -1,6 +1,6 @@
-"""What each reason code means and what to do: the page docs/reference/reasons.md, taken apart.
+"""Explains each reason code, with the text of the page docs/reference/reasons.md.
 
-``reasons.md`` beside this file is a link to that page, so that an installed composer has it too.
+``reasons.md`` in this folder is a link to that page, so that an installed composer has it as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PART = re.compile(r"^\*\*(Means|See more|Do)\.\*\* ", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One reason code, in Markdown: what it means, where to look, what to do."""
+    """The explanation of one reason code, in Markdown: its meaning, where to look, what to do."""
 
     means: str
     see_more: str
@@ -28,7 +28,7 @@ class Explained:
 
     @property
     def summary(self) -> str:
-        """The first sentence of what it means, behind the statuses that it comes with; plain."""
+        """The first sentence of the meaning, as plain text, without the list of statuses."""
         text = re.sub(r"\s+", " ", self.means.partition("\n\n")[0])
         text = _LINK.sub(r"\1", text)
         sentences = re.split(r"(?<=[.:]) ", text)
@@ -37,10 +37,10 @@ class Explained:
 
 
 def explained(reason: Reason) -> Explained:
-    """What the page says of a reason.
+    """Return the explanation of a reason.
 
     Raises:
-        KeyError: it says nothing, or leaves one of the three parts out.
+        KeyError: The page does not have the reason, or one of its three parts is missing.
     """
     return _page()[reason]
 

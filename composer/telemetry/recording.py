@@ -1,4 +1,4 @@
-"""What a file of records holds, process by process."""
+"""The contents of a file of records, by process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from composer.telemetry.report import Report
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who wrote a record: one process, one ``started`` (UTC, ISO 8601), its rank if it has one."""
+    """The process that wrote a record.
+
+    Attributes:
+        host: The name of the machine.
+        pid: The process id.
+        rank: The number in the environment variable ``RANK``, if there is one.
+        started: The start of the process (UTC, ISO 8601).
+    """
 
     host: str
     pid: int
@@ -23,7 +30,7 @@ class Process:
 
     @classmethod
     def here(cls) -> Process:
-        """This process, as it is now: a forked child is another."""
+        """Return this process. In a forked child that is the child."""
         rank = os.environ.get("RANK", "")
         return cls(
             host=platform.node(),
@@ -34,7 +41,7 @@ class Process:
 
 
 def _started() -> float:
-    """When this process started, to 10 ms; now, where the system is not Linux. Unix seconds."""
+    """Return the start of this process in Unix seconds, to 10 ms; outside Linux, the time now."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -45,7 +52,7 @@ def _started() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The graphs of one process, oldest first, each as its last record has it."""
+    """The graphs of one process, oldest first, each with its last record."""
 
     process: Process
     report: Report

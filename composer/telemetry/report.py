@@ -1,4 +1,4 @@
-"""The report that a person reads: which engine runs each graph, and why not the others."""
+"""The report for people: which engine runs each graph, and why the others do not."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
 _WIDTH = 110
 
 _SHORT = 10
-"""Graphs in a report that is short."""
+"""The largest number of graphs in a short report, which ends with a hint."""
 
 _COMPARES = 'options={"chain": "auto", "select": "fastest"}'
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """Some compile reports, oldest first; ``str()`` is the table."""
+    """The reports of several compiles, oldest first. ``str()`` gives a table."""
 
     graphs: tuple[CompileReport, ...]
     without_graph: tuple[WithoutGraph, ...] | None = None
-    """What was compiled, and Dynamo captured nothing of; ``None`` where that is not known."""
+    """Functions and modules that were compiled, but of which Dynamo captured no graph; ``None`` if
+    that is not known."""
     untried: tuple[str, ...] = ()
-    """Engines that are installed and were not tried."""
+    """Engines that are installed but were not tried."""
 
     def __str__(self) -> str:
-        """Lines for every graph: what it is, who serves it, then each attempt."""
+        """Return a text with every graph, the engine that serves it, and its attempts."""
         tables = (line for graph in self.graphs for line in ("", *tables_of(graph)))
         without = (f"\nno graph of {each}" for each in self.without_graph or ())
         hint = [f"\n{untried(self.untried, _COMPARES)}"] if self._is_short else []
@@ -52,20 +53,20 @@ class Report:
 
     @property
     def _is_short(self) -> bool:
-        """Whether a line at the end is seen, and there is one."""
+        """True if there is a hint, and the report is short enough that a user sees it."""
         return bool(self.untried) and len(self.graphs) <= _SHORT
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The same as tables, which a notebook shows."""
+        """Return the report as HTML tables, for notebooks."""
         without = (f"no graph of {each}" for each in self.without_graph or ())
         return html_of(headline(self.graphs), self.graphs, without)
 
     def to_dict(self) -> dict[str, Any]:
-        """``{"graphs": [...], "without_graph": [...]}``, each graph's record in schema version 1.
+        """Return ``{"graphs": [...], "without_graph": [...]}``, with records of schema version 1.
 
-        The second is left out where it is not known.
+        The key ``without_graph`` is missing if its value is not known.
         """
         graphs = {"graphs": [graph.to_dict() for graph in self.graphs]}
         if self.without_graph is None:
@@ -73,17 +74,17 @@ class Report:
         return graphs | {"without_graph": plain(self.without_graph)}
 
     def to_json(self, indent: int | None = None) -> str:
-        """:meth:`to_dict` as JSON text."""
+        """Return the result of :meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
 
 def untried(engines: Iterable[str], compares: str) -> str:
-    """The line that says which installed engines were not tried, and what compares them."""
+    """Return the hint that names installed engines that were not tried, and how to compare them."""
     return f"installed and not tried: {', '.join(engines)}; {compares} compares them"
 
 
 def headline(graphs: Sequence[CompileReport]) -> str:
-    """How many graphs, in what time, and who serves them."""
+    """Return a line with the number of graphs, the compile time, and the serving engines."""
     if not graphs:
         return "composer: nothing was compiled"
     chosen = Counter(graph.chosen or "nobody" for graph in graphs)
@@ -93,7 +94,7 @@ def headline(graphs: Sequence[CompileReport]) -> str:
 
 
 def tables_of(graph: CompileReport) -> Iterator[str]:
-    """What a graph is, the passes that ran over it, and who was tried."""
+    """Yield the title of a graph, the table of its passes, and the table of its attempts."""
     yield _title(graph)
     if graph.passes:
         yield _table(_PASS_COLUMNS, _pass_rows(graph.passes))
@@ -110,7 +111,7 @@ def _title(graph: CompileReport) -> str:
 
 
 def _calls(counters: Counters) -> str:
-    """``"40 calls, 1 answered by eager"``."""
+    """Return a text such as ``"40 calls, 1 answered by eager"``."""
     said = [counted(counters.calls, "call")]
     said += [f"{counters.fallbacks:,} answered by eager"] * bool(counters.fallbacks)
     said += [f"{counters.verified:,} compared with eager"] * bool(counters.verified)
@@ -118,12 +119,12 @@ def _calls(counters: Counters) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``"1 graph"``, ``"2 graphs"``."""
+    """Return a text such as ``"1 graph"`` or ``"2 graphs"``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _facts(engine: dict[str, Any]) -> str:
-    """``"onnxruntime 1.31.1, providers CPUExecutionProvider"``."""
+    """Return a text such as ``"onnxruntime 1.31.1, providers CPUExecutionProvider"``."""
     return ", ".join(
         _timing(value) if name == "timing" else f"{name} {_fact(value)}"
         for name, value in engine.items()
@@ -131,7 +132,7 @@ def _facts(engine: dict[str, Any]) -> str:
 
 
 def _timing(value: Any) -> str:
-    """``"0.21 ms a call, 4.20 times as fast as eager (4.10-4.30 in 6 rounds)"``."""
+    """Return ``"0.21 ms a call, 4.20 times as fast as eager (4.10-4.30 in 6 rounds)"`` or alike."""
     if not isinstance(value, dict) or not {"ms", "eager_ms"} <= value.keys():
         return f"timing {_fact(value)}"
     size = f" and {_fact(value['mib'])} MiB" if "mib" in value else ""
@@ -153,12 +154,12 @@ def _fact(value: Any) -> str:
 
 
 def html_of(title: str, graphs: Iterable[CompileReport], notes: Iterable[str] = ()) -> str:
-    """A piece of HTML for a notebook, which has its own style for tables.
+    """Return HTML for a notebook, which adds its own style for tables.
 
     Args:
-        title: What stands above.
-        graphs: Each gets a line and its tables.
-        notes: Texts to stand below.
+        title: The text above the graphs.
+        graphs: The graphs; each gets a line and its tables.
+        notes: Texts below the graphs.
     """
     found = [f"<p><strong>{escape(title)}</strong></p>"]
     for graph in graphs:
@@ -177,7 +178,7 @@ def _html_table(columns: _Columns, rows: Iterable[tuple[str, ...]]) -> str:
 
 
 _Columns = tuple[tuple[str, ...], tuple[str, ...], str]
-"""Columns of words, columns of numbers, and one that folds."""
+"""The headings of text columns, of number columns, and of the last column, whose text wraps."""
 _PASS_COLUMNS: _Columns = ("pass", "stage"), ("matches", "nodes", "seconds"), "error"
 _ATTEMPT_COLUMNS: _Columns = ("backend", "status", "reason"), ("seconds", "covers"), "what it said"
 
@@ -193,7 +194,7 @@ def _pass_rows(passes: Iterable[PassRecord]) -> Iterator[tuple[str, ...]]:
 def _attempt_rows(attempts: Sequence[Attempt]) -> Iterator[tuple[str, ...]]:
     times = Counter(each.backend for each in attempts)
     for each in attempts:
-        # Options tell two candidates of one engine apart.
+        # If an engine has several candidates, their options show which is which.
         options = each.options if times[each.backend] > 1 else {}
         name = spelled(each.backend, options)
         covers = "" if each.coverage is None else f"{each.coverage:.0%}"

@@ -1,4 +1,4 @@
-"""The JSON schema of a record, as it is committed: ``python -m composer.telemetry.schema``."""
+"""The JSON schema of a record. ``python -m composer.telemetry.schema`` prints it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from composer.records import SCHEMA_VERSION, CompileReport
 
 
 def committed() -> dict[str, Any]:
-    """The schema of version 1 that lies beside this file."""
+    """Return the committed schema, from the file in this folder."""
     text = files("composer.telemetry").joinpath("record.schema.json").read_text(encoding="utf-8")
     schema: dict[str, Any] = json.loads(text)
     return schema
 
 
 def generated() -> dict[str, Any]:
-    """What the records' fields, types and descriptions give."""
+    """Return the schema that follows from the fields, types and descriptions of the records."""
     schema = TypeAdapter(CompileReport).json_schema(mode="serialization")
     _drop_titles(schema)
     schema["$schema"] = GenerateJsonSchema.schema_dialect
@@ -31,7 +31,7 @@ def generated() -> dict[str, Any]:
 
 
 def _drop_titles(schema: Any) -> None:
-    """Pydantic's titles only say the names once more."""
+    """Remove Pydantic's titles, which only repeat the names."""
     if isinstance(schema, dict):
         if isinstance(schema.get("title"), str):
             del schema["title"]

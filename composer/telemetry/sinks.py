@@ -1,4 +1,4 @@
-"""The sinks of a process: which are on, and that none of them is ever the user's problem."""
+"""The sinks of a process. Their errors become warnings and never reach the user's program."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ OWN = {
     "prometheus": "composer.telemetry.prometheus:PrometheusSink",
     "torch_trace": "composer.telemetry.torch_trace:TorchTraceSink",
 }
-"""composer's own, each of which says by ``wanted`` when it is on. Those of other packages are on
-when they are installed."""
+"""composer's own sinks. The method ``wanted`` of each says if it is on. Sinks of other packages
+without that method are on if they are installed."""
 
 SINKS: Registry[Any] = Registry("sink", OWN, group="composer.sinks")
 
 
 class Sinks:
-    """The sinks that are on: those the environment asks for, and those added by hand."""
+    """The sinks that are on: those that the environment asks for, and those that a call added."""
 
     def __init__(self) -> None:
         self._lock = forks.lock()
@@ -41,13 +41,13 @@ class Sinks:
         self._reported: set[str] = set()
 
     def add(self, sink: Any) -> None:
-        """Give every record from now on to ``sink`` as well; one that is on already stays on."""
+        """Give every record from now on to ``sink`` as well. Adding it twice has no effect."""
         with self._lock:
             if not any(sink is each for each in self._added):
                 self._added.append(sink)
 
     def remove(self, sink: Any) -> None:
-        """Give ``sink`` no more records. It is not closed: whoever made it has that to do."""
+        """Give ``sink`` no more records. It is not closed; that is left to its owner."""
         with self._lock:
             self._added = [each for each in self._added if each is not sink]
 
@@ -55,13 +55,13 @@ class Sinks:
         """Give a report to every sink.
 
         Args:
-            report: Of the compile just done.
-            first: Whether it is the first of its graph, rather than one that changed.
+            report: The report of the compile.
+            first: True for the first report of its graph, false for a later one.
 
         Raises:
-            OptionError: ``COMPOSER_SINKS`` names a sink that there is not, or a sink cannot take
-                what the environment says. Only for a first report: others come from calls, which
-                have their answer.
+            OptionError: ``COMPOSER_SINKS`` names an unknown sink, or a sink refuses a value in the
+                environment. It is raised only for a first report. Later reports come from calls of
+                a compiled graph, which must not fail because of a sink.
         """
         with self._lock:
             if first:
@@ -74,7 +74,7 @@ class Sinks:
             self._guarded(name, functools.partial(_emit, sink, report), raises=first)
 
     def close(self) -> None:
-        """Have every sink write what it still has to."""
+        """Close every sink that is on, so that it writes its remaining data."""
         with self._lock:
             for name, sink in self._on():
                 self._close(name, sink)
@@ -85,17 +85,17 @@ class Sinks:
         return [*self._found.items(), *added]
 
     def _look_around(self) -> None:
-        """Make the sinks that the environment asks for, whenever what it says has changed."""
+        """Make the sinks that the environment asks for, if the environment has changed."""
         asked = tuple(os.environ.get(name, "") for name in ("COMPOSER_SINKS", "COMPOSER_TELEMETRY"))
         if asked == self._asked:
             return
         named = _named(asked[0])
         for name in SINKS.names():
             self._guarded(name, functools.partial(self._look_for, name, named))
-        self._asked = asked  # not before: a mistake is an error at every compile
+        self._asked = asked  # set last, so that a mistake is an error at every compile
 
     def _look_for(self, name: str, named: frozenset[str]) -> None:
-        """Have the sink if it is wanted, and the same one as long as it is."""
+        """Make a sink if it is wanted and not on yet; close it if it is not wanted any more."""
         kind = SINKS.get(name)
         wanted = getattr(kind, "wanted", None)
         if wanted is None or wanted(name, named):
@@ -110,9 +110,12 @@ class Sinks:
             self._guarded(name, close)
 
     def _guarded(self, name: str, step: Callable[[], object], *, raises: bool = True) -> None:
-        """Run a step of a sink; what it raises is warned of once.
+        """Run a step of a sink, and warn once if it raises.
 
-        A mistake of the user's is raised, unless nobody asks for that (``raises``).
+        Args:
+            name: The name of the sink.
+            step: The step.
+            raises: True if an ``OptionError``, which is a mistake of the user, is raised again.
         """
         try:
             step()
@@ -130,7 +133,7 @@ def _emit(sink: Any, report: CompileReport) -> None:
 
 
 def _named(text: str) -> frozenset[str]:
-    """The names in ``COMPOSER_SINKS``, all of which must be known."""
+    """Return the names in ``COMPOSER_SINKS``; raise ``OptionError`` if one is unknown."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     mistakes = list(_mistakes(names))
     if mistakes:
@@ -146,7 +149,7 @@ def _mistakes(names: list[str]) -> Iterator[str]:
 
 
 def _warn(text: str, error: BaseException) -> None:
-    """Even where warnings are errors, a sink is not the user's problem."""
+    """Log and warn. Nothing is raised, even if warnings are errors."""
     log.warning("%s", text, exc_info=error)
     with suppress(TelemetryWarning):
         warnings.warn(text, TelemetryWarning, stacklevel=2)

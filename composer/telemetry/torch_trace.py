@@ -1,4 +1,4 @@
-"""The sink ``torch_trace``: composer's attempts in torch's structured trace, for ``tlparse``."""
+"""The sink ``torch_trace``: adds attempts to torch's structured trace, for ``tlparse``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from composer.telemetry.report import Report
 
 
 class TorchTraceSink(Sink):
-    """Writes the record, and its table for a person, beside what Dynamo writes of the compile."""
+    """Adds the record and the report's table to Dynamo's structured trace of the compile."""
 
     @classmethod
     def wanted(cls, name: str, named: frozenset[str]) -> bool:
-        """Whether it is named, or torch's trace is on: whoever set ``TORCH_TRACE`` wants it."""
+        """Return true if ``COMPOSER_SINKS`` names it, or if torch's structured trace is on."""
         return super().wanted(name, named) or _torch.dynamo.structured_trace_is_on()
 
     def emit(self, record: dict[str, Any]) -> None:

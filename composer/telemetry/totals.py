@@ -1,4 +1,4 @@
-"""What a process counts over all its graphs, for sinks that feed metrics: totals never go down."""
+"""Totals over all graphs of a process, for sinks that feed metrics. Totals never decrease."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from composer.system import forks
 
 KEPT_GRAPHS = 1000
 COMPILE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-"""Buckets for the time of a compile: from a small graph to a large model with autotuning."""
+"""Histogram buckets in seconds for the time of a compile, from small graphs to large models with
+autotuning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Calls, calls that the eager fallback answered, and the time within them.
+    """The number of calls, the number that the eager fallback answered, and the time within calls.
 
-    Time is kept in whole nanoseconds: sums of floats in another order may come out a trifle lower,
-    which Prometheus would take for a restart of the process.
+    The time is an integer. A sum of floats in another order can be slightly lower, and Prometheus
+    would take the decrease for a restart of the process.
     """
 
     calls: int = 0
@@ -29,13 +30,13 @@ class Total:
 
     @classmethod
     def of(cls, runtime: Runtime) -> Total:
-        """A graph's counters as they stand now."""
+        """Return the current counters of a graph."""
         now = runtime.read()
         return cls(now.calls, now.fallbacks, round(now.seconds * 1e9))
 
     @property
     def seconds(self) -> float:
-        """The time within the calls."""
+        """The time within the calls, in seconds."""
         return self.nanoseconds / 1e9
 
     def __add__(self, other: Total) -> Total:
@@ -51,14 +52,14 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a record says that no earlier one of its graph had said.
+    """The new facts in a record, compared with earlier records of its graph.
 
     Attributes:
-        first: Whether it is the graph's first.
-        known: How many of its attempts an earlier one had already; the others are new.
-        raised: How many engines raised at run time of which no takeover has told.
-        takeover: Whether candidates were tried anew, or the eager fallback serves since there are
-        none.
+        first: True if it is the first record of the graph.
+        known: The number of its attempts that an earlier record had; the later ones are new.
+        raised: The number of engines that raised at run time since the last reported takeover.
+        takeover: True if composer tried further candidates after an engine raised at run time, or
+            if the eager fallback serves because none is left.
     """
 
     first: bool
@@ -69,7 +70,7 @@ class News:
 
 @dataclass(slots=True)
 class _Graph:
-    """A graph that is followed: what its ``runtime`` has beyond ``since`` is the backend's."""
+    """A graph that is followed. ``since`` holds the counters when ``backend`` began to serve it."""
 
     runtime: Runtime
     backend: str
@@ -81,7 +82,13 @@ class _Graph:
 
 @dataclass(slots=True)
 class _Said:
-    """What the records of a graph have said: attempts, engines that raised, and who serves."""
+    """Facts from the records of a graph so far.
+
+    Attributes:
+        attempts: The number of attempts.
+        raised: The number of engines that raised at run time.
+        chosen: The engine that serves the graph.
+    """
 
     attempts: int
     raised: int
@@ -89,10 +96,10 @@ class _Said:
 
 
 class Totals:
-    """Run-time counters by backend, and which attempts of a graph are new.
+    """Run-time counters by backend, and the new facts in each record.
 
-    The newest 1,000 graphs are followed. What an older one had counted stays in the totals; its
-    calls from then on are not seen. Which attempts are known is kept of a hundred times as many.
+    The newest 1,000 graphs are followed. The counters of an older graph stay in the totals, but its
+    later calls are not counted. The known attempts are kept for 100,000 graphs.
     """
 
     def __init__(self) -> None:
@@ -112,7 +119,7 @@ class Totals:
                 self._drop(next(iter(self._graphs)))
 
     def take(self, record: Mapping[str, Any]) -> News:
-        """Note who serves a graph from now on, and tell what no earlier record had said."""
+        """Note the engine that serves a graph from now on, and return the news in the record."""
         number = record["number"]
         attempts, chosen = record["attempts"], record["chosen"]
         with self._lock:
@@ -131,7 +138,7 @@ class Totals:
         return News(False, known, raised, takeover)
 
     def _serves(self, number: int, backend: str) -> None:
-        """From now on the calls of a graph are this backend's."""
+        """Count the calls of a graph for this backend from now on."""
         graph = self._graphs.get(number)
         if graph is not None and graph.backend != backend:
             done = graph.done()
@@ -139,7 +146,7 @@ class Totals:
             graph.backend, graph.since = backend, graph.since + done
 
     def read(self) -> dict[str, Total]:
-        """What each backend has done up to now."""
+        """Return the totals of each backend."""
         with self._lock:
             totals = dict(self._past)
             for graph in self._graphs.values():
@@ -148,7 +155,7 @@ class Totals:
         return totals
 
     def close(self) -> None:
-        """Look at the graphs for the last time: the totals stay as they are."""
+        """Read the graphs for the last time; after that the totals do not change."""
         with self._lock:
             for number in tuple(self._graphs):
                 self._drop(number)

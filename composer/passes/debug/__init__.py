@@ -1,1 +1,1 @@
-"""To see what passes do, and to find what one does wrong."""
+"""Tools that show what passes do, and find what a pass does wrong."""

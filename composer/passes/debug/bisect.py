@@ -1,4 +1,4 @@
-"""Which pass changed the numbers, and which of its matches."""
+"""Finds the pass that changed the numbers, and which of its matches did it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ from composer.records import Stage
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The first pass with which the numbers are no longer those of eager.
+    """The first pass that makes the numbers differ from eager's.
 
-    ``match`` is the first match of it that does so, counted from 0 in the order in which the pass
-    takes them from :meth:`~composer.passes.GraphPass.chosen`, of ``matches`` in all; both are
-    ``None`` for a pass that does not take them from there. ``absolute`` and ``relative`` are the
-    largest errors of the first value that is off; ``message`` says which, and how.
+    Attributes:
+        name: The name of the pass.
+        stage: Its stage.
+        match: The first match that changes the numbers. It counts from 0, in the order in which the
+            pass takes matches from :meth:`~composer.passes.GraphPass.chosen`. ``None`` if the pass
+            does not use that method.
+        matches: The number of all its matches; ``None`` in the same case.
+        absolute: The largest absolute error of the first value that differs.
+        relative: The largest relative error of that value.
+        message: The name of that value, and how it differs.
     """
 
     name: str
@@ -38,7 +44,7 @@ class Culprit:
     message: str
 
     def __str__(self) -> str:
-        """What a person reads."""
+        """Return the result as one sentence."""
         which = "" if self.match is None else f", from match {self.match} of {self.matches} on"
         return f"pass {self.name!r} (stage {self.stage}) changes the numbers{which}: {self.message}"
 
@@ -54,26 +60,29 @@ def bisect(
 ) -> Culprit | None:
     """Find the first pass, and its first match, that changes what a function computes.
 
-    Compared with eager are outputs, inputs and the module's tensors afterwards, and gradients
-    where inputs or parameters require grad. Inputs are copied, the random state and the module's
-    tensors restored, for every run. The function is compiled about ``log2(passes) +
-    log2(matches) + 4`` times; ``torch.compiler.reset()`` is called before each and at the end.
+    It compares with eager: the outputs, the inputs and the module's tensors after the run, and the
+    gradients if inputs or parameters require grad. Every run gets copies of the inputs. After it
+    the random state and the module's tensors are restored. The function is compiled about
+    ``log2(passes) + log2(matches) + 4`` times. ``torch.compiler.reset()`` is called before each
+    compile and at the end.
 
     Args:
-        fn: A function or module, not compiled.
+        fn: A function or module that is not compiled.
         args: Its inputs.
-        passes: As in a policy. Searched in the order in which they run: by stage, then as listed.
+        passes: The passes, as in a policy. They are searched in the order in which they run: by
+            stage, then as listed.
         kwargs: Its keyword inputs.
-        tolerance: ``{"rtol": ..., "atol": ...}``; by default those of ``torch.testing`` for each
+        tolerance: ``{"rtol": ..., "atol": ...}``; the default is that of ``torch.testing`` for each
             dtype.
-        options: Further fields of the policy; the chain is ``["eager"]`` where it is not given.
+        options: Further fields of the policy. The default chain is ``["eager"]``.
 
     Returns:
-        The culprit; ``None`` where all passes together keep the numbers.
+        The culprit; ``None`` if all passes together keep the numbers.
 
     Raises:
-        BisectError: two runs in eager do not agree, or the chain without passes and eager.
-        UnknownNameError, OptionError: a slip in ``passes``.
+        BisectError: Two runs in eager do not agree, or the chain without passes does not agree with
+            eager.
+        UnknownNameError, OptionError: An entry of ``passes`` is wrong.
     """
     shared = shared_passes(passes)
     given = [*shared.passes, *([shared.partitioner] if shared.partitioner else [])]
@@ -109,7 +118,7 @@ class _Search:
     eager: Values
 
     def deviation(self, count: int) -> Deviation | None:
-        """How the numbers of the first so many passes differ from eager's."""
+        """Return how the numbers with the first ``count`` passes differ from eager's."""
         return self._deviation(self.passes[:count])
 
     def _deviation(self, passes: Sequence[Any]) -> Deviation | None:
@@ -118,7 +127,7 @@ class _Search:
         return deviation(got, self.eager, self.tolerance)
 
     def culprit(self) -> Culprit | None:
-        """The end of the search."""
+        """Search for the culprit."""
         alone = self.deviation(0)
         if alone is not None:
             chain = self.options["chain"]
@@ -134,7 +143,7 @@ class _Search:
         return Culprit(name, str(_stage(each)), match, matches, *sizes, str(found))
 
     def _match(self, count: int, each: GraphPass) -> tuple[int | None, int | None]:
-        """Which match of the last of so many passes changes the numbers, and of how many."""
+        """Return which match of pass number ``count`` changes the numbers, and of how many."""
         every, earlier = MatchLimit(), MatchLimit()
         self._limited(count, each, every)
         self._limited(count - 1, each, earlier)  # passes with the same name before it
@@ -147,7 +156,7 @@ class _Search:
         return self._limited(count, each, MatchLimit(matches)) is not None
 
     def _limited(self, count: int, each: GraphPass, limit: MatchLimit) -> Deviation | None:
-        """The deviation where one limit holds for all passes of a name."""
+        """Return the deviation if all passes with the name of ``each`` share one match limit."""
         return self._deviation(
             [
                 other.limited(limit)
@@ -159,7 +168,7 @@ class _Search:
 
 
 def _first_bad(good: int, bad: int, is_bad: Callable[[int], bool]) -> int:
-    """Halve what lies between a number known to be good and one known to be bad."""
+    """Return the smallest bad number, by bisection between a good and a bad one."""
     while bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (good, middle) if is_bad(middle) else (middle, bad)

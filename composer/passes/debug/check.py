@@ -1,4 +1,4 @@
-"""The contract tests, for an author to run over a pass of their own."""
+"""Tests the rules for a pass; authors run it on their own passes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ from composer.system import control_flow
 
 @dataclass(frozen=True, slots=True)
 class PassCheck:
-    """What :func:`check` saw of a pass that breaks no rule.
+    """The result of :func:`check` for a pass that breaks no rule.
 
-    ``matches`` are the places rewritten on all ``graphs``; ``advice`` is what is no error and
-    could be better, a sentence each.
+    Attributes:
+        name: The name of the pass.
+        stage: Its stage.
+        graphs: The number of graphs on which it ran.
+        matches: The number of places that it rewrote, on all graphs.
+        advice: Sentences about what is not an error but could be better.
     """
 
     name: str
@@ -38,7 +42,7 @@ class PassCheck:
     advice: tuple[str, ...]
 
     def __str__(self) -> str:
-        """What a person reads."""
+        """Return the result as text, with one line for each advice."""
         says = f"pass {self.name!r} (stage {self.stage}) breaks no rule"
         counts = f"{self.matches} matches on {self.graphs} graphs"
         return "\n".join((f"{says}: {counts}", *(f"- advice: {each}" for each in self.advice)))
@@ -53,26 +57,28 @@ def check(
     tolerance: Mapping[str, float] | None = None,
     changes_numbers: bool = False,
 ) -> PassCheck:
-    """Hold a pass against the contract of :class:`~composer.passes.GraphPass`, rule by rule.
+    """Check a pass against every rule of :class:`~composer.passes.GraphPass`.
 
-    It is compiled into each program, under chain ``["aot_eager"]``, without grad and in training.
-    ``torch.compiler.reset()`` is called before each compile and at the end.
+    Each program is compiled with the pass under chain ``["aot_eager"]``, without grad and in
+    training. ``torch.compiler.reset()`` is called before each compile and at the end.
 
     Args:
-        my_pass: A pass, its class, or all else that a policy's ``passes`` takes but a partitioner.
+        my_pass: A pass, its class, or any other entry of a policy's ``passes`` except a
+            partitioner.
         fn: A function or module that the pass is meant for; by default several small programs.
         args: Its inputs.
         kwargs: Its keyword inputs.
-        tolerance: ``{"rtol": ..., "atol": ...}``; by default those of ``torch.testing`` for each
+        tolerance: ``{"rtol": ..., "atol": ...}``; the default is that of ``torch.testing`` for each
             dtype.
-        changes_numbers: The pass is meant to: outputs and gradients are not compared with eager's.
+        changes_numbers: True if the pass is meant to change numbers. Outputs and gradients are then
+            not compared with eager's.
 
     Returns:
-        What was seen, with advice.
+        Counts of graphs and matches, with advice.
 
     Raises:
-        PassCheckError: rules are broken; it names each one.
-        UnknownNameError, OptionError: ``my_pass`` stands for no pass.
+        PassCheckError: The pass breaks rules; the message names each of them.
+        UnknownNameError, OptionError: ``my_pass`` is not a pass.
     """
     (each,) = shared_passes([my_pass]).passes
     given = [(_title(fn), Program(fn, args, kwargs or {}))] if fn else programs()
@@ -120,7 +126,7 @@ class _Trial:
     compares: bool
 
     def options(self) -> dict[str, Any]:
-        """Those that compile the pass in, and raise where it breaks a rule."""
+        """Return options that compile with the pass, and raise if it breaks a rule."""
         passes = [Watched(self.each, self.findings), Again(self.each, self.findings)]
         return {**_ALONE, "passes": passes, "on_pass_error": "raise"}
 
@@ -140,12 +146,15 @@ class _Trial:
             self.findings.broke(PassError(self.each.name, "numbers", f"{off}, {where}"))
 
     def direct(self, program: Program) -> None:
-        """Give the pass a graph that holds its weights itself, and see that it leaves them."""
+        """Run the pass on a graph that holds its weights, and check that it does not change them.
+
+        Such a graph comes from a call of composer without Dynamo.
+        """
         if not isinstance(program.fn, torch.nn.Module):
             return
         try:
             gm = torch.fx.symbolic_trace(copy.deepcopy(program.fn))
-        except Exception:  # noqa: BLE001  # its control flow needs Dynamo; the trials above had it
+        except Exception:  # noqa: BLE001  # only Dynamo can trace it, as the other trials do
             return
         code, state = gm.code, _copied(gm)
         compose: Any = _torch.dynamo.lookup_backend("composer")
@@ -164,7 +173,11 @@ class _Trial:
             self.findings.broke(PassError(self.each.name, "weights", f"{off}, on {self.title}"))
 
     def _broke(self, error: BaseException, where: str, alone: Callable[[], Any]) -> None:
-        """Note the rule; an error that comes without the pass as well is the program's own."""
+        """Note the broken rule.
+
+        If the error is not a ``PassError``, the program is compiled without the pass. An error
+        there is the program's own, and is raised.
+        """
         found = next((each for each in causes(error) if isinstance(each, PassError)), None)
         if found is None:
             alone()

@@ -1,7 +1,7 @@
-"""Runs of one function that can be compared: equal inputs, equal random state, all that it gives.
+"""Runs a function repeatedly with equal inputs and equal random state, and compares the results.
 
-What a run gives are its outputs, what it left in its inputs and in the module's own tensors, and,
-where inputs or parameters require grad, their gradients.
+The results of a run are its outputs, the inputs and the module's tensors after the run, and
+gradients if inputs or parameters require grad.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """One value that two runs do not agree on.
+    """A value that differs between two runs.
 
-    ``absolute`` and ``relative`` are the largest errors, ``nan`` where sizes or types differ.
+    ``absolute`` and ``relative`` are its largest errors. They are ``nan`` if shapes or types
+    differ.
     """
 
     value: str
@@ -42,7 +43,7 @@ class Deviation:
     message: str
 
     def __str__(self) -> str:
-        """One line."""
+        """Return one line of text."""
         if math.isnan(self.absolute):
             return f"{self.value}: {first_line(self.message)}"
         return f"{self.value} is off by {self.absolute:.3g} (relative {self.relative:.3g})"
@@ -50,14 +51,18 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A function or module with the inputs that it is run on, which no run changes."""
+    """A function or module with its inputs. No run changes the inputs."""
 
     fn: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
     def run(self, compiled: Wrap | None = None) -> Values:
-        """Run it, or what ``compiled`` makes of it, and put all but the result back as it was."""
+        """Run the program and return its results; then restore random state and module tensors.
+
+        Args:
+            compiled: Compiles the function before the run, if given.
+        """
         leaves, restore = _torch.tensors.flatten((tuple(self.args), dict(self.kwargs)))
         inputs = copy_inputs([_leaf(each) for each in leaves], keep=frozenset())
         args, kwargs = restore(inputs)
@@ -69,7 +74,7 @@ class Program:
             return _values(returned, given, state)
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Program:
-        """The same with each floating-point tensor among its inputs replaced."""
+        """Return the program with ``change`` applied to each floating-point input."""
 
         def each(value: Any) -> Any:
             is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -80,12 +85,12 @@ class Program:
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def training(self) -> Program:
-        """The same with inputs that require grad, where they are floating-point."""
+        """Return the program with floating-point inputs that require grad."""
         return self.changed(lambda value: value.clone().requires_grad_())
 
 
 def compiled_anew(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """``fn`` compiled by composer with these options, whatever was compiled before."""
+    """Reset the compiler, and return ``fn`` compiled by composer with these options."""
     torch.compiler.reset()
     return torch.compile(fn, backend="composer", options=options)
 
@@ -104,7 +109,7 @@ def _leaf(value: Any) -> Any:
 
 
 def _state_of(fn: Callable[..., Any]) -> Values:
-    """Parameters and buffers of a module, or of the module whose method it is."""
+    """Return the parameters and buffers of a module, or of the module that owns the method."""
     owner = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
     if not isinstance(owner, torch.nn.Module):
         return {}
@@ -125,12 +130,12 @@ def _restored(state: Values) -> Iterator[None]:
 def deviation(
     got: Values, expected: Values, tolerance: Mapping[str, float] | None = None
 ) -> Deviation | None:
-    """The first value on which two runs do not agree.
+    """Return the first value that differs between two runs, or ``None``.
 
     Args:
-        got: The run to judge.
-        expected: The run that is right.
-        tolerance: ``{"rtol": ..., "atol": ...}``; by default those of ``torch.testing`` for the
+        got: The results to check.
+        expected: The correct results.
+        tolerance: ``{"rtol": ..., "atol": ...}``; the default is that of ``torch.testing`` for the
             dtype.
     """
     bounds: dict[str, Any] = {"rtol": 0.0, "atol": 0.0, **tolerance} if tolerance else {}
@@ -157,7 +162,7 @@ def _deviation(name: str, got: Any, expected: Any, bounds: dict[str, Any]) -> De
 
 
 def _sizes(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """The largest absolute and the largest relative error."""
+    """Return the largest absolute and the largest relative error."""
     if got.shape != expected.shape or not got.numel():
         return float("nan"), float("nan")
     wide = torch.complex128 if expected.is_complex() else torch.float64

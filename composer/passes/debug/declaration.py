@@ -1,4 +1,4 @@
-"""What a pass declares: fields, name, stage, and the ``uuid`` that has to cover its parameters."""
+"""Checks what a pass declares: its fields, name and stage, and that ``uuid`` covers its fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from composer.system import control_flow
 
 
 def examine(each: GraphPass, findings: Findings) -> None:
-    """Note every rule of a pass's declaration that does not hold."""
+    """Add every rule that the pass's declaration breaks to ``findings``."""
     for rule, objection in (("name", _name), ("stage", _stage), ("dataclass", _fields)):
         found = objection(each)
         if found:
@@ -85,7 +85,7 @@ def _examine_uuid(each: GraphPass, findings: Findings) -> None:
 
 
 def _other(value: Any) -> Any:
-    """Another value of the same type; ``None`` where none is known."""
+    """Return another value of the same type, or ``None`` for types that it does not know."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, enum.Enum):

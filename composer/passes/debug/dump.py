@@ -1,8 +1,9 @@
-"""``COMPOSER_DUMP=folder``: each graph before and after every pass that changed it, as files.
+"""``COMPOSER_DUMP=folder`` writes each graph before and after every pass that changed it.
 
-Each process writes to a folder of its own within it, so that no rank overwrites another's. Files
-sort in the order of events: number, graph, candidate (``joint`` and ``post_grad`` run once for
-each), stage, pass, and then the graph before, the graph after, and their difference.
+Each process writes to its own folder in it, so that ranks do not overwrite each other's files. A
+file name begins with a number, so files sort in the order in which the passes ran. Graph, candidate
+(``joint`` and ``post_grad`` run once for each), stage and pass follow. There are three files for
+each pass: the graph before, the graph after, and the difference.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _FORMATS = {"python": ("py", as_python), "tabular": ("txt", as_table)}
 
 
 def folder() -> Folder | None:
-    """Where this process writes to; ``None`` where ``COMPOSER_DUMP`` is not set."""
+    """Return the folder of this process; ``None`` if ``COMPOSER_DUMP`` is not set."""
     root = os.environ.get("COMPOSER_DUMP")
     return _folder(root, os.getpid()) if root else None
 
 
 class Folder:
-    """The dumps of one process; what cannot be written is logged once and never raises."""
+    """The dumps of one process. An error in writing is logged once, and never raised."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -44,18 +45,25 @@ class Folder:
 
     @functools.cached_property
     def path(self) -> Path:
-        """Made when first asked for; never one that was there before."""
+        """The folder, created at the first access; it never existed before."""
         self._root.mkdir(parents=True, exist_ok=True)
         for name in _names():
             try:
                 (self._root / name).mkdir()
-            except FileExistsError:  # another run's, or another machine's
+            except FileExistsError:  # from another run or another machine
                 continue
             return self._root / name
         raise AssertionError("names do not end")
 
     def write(self, each: GraphPass, candidate: str, before: Snapshot, after: Snapshot) -> None:
-        """Write a graph as it was before a pass and as the pass left it, and the difference."""
+        """Write a graph from before and after a pass, and the difference.
+
+        Args:
+            each: The pass.
+            candidate: The candidate that the graph is made for; empty before all candidates.
+            before: The graph before the pass.
+            after: The graph after the pass.
+        """
         try:
             with self._lock:
                 self._write(each, candidate, before, after)
@@ -101,7 +109,7 @@ def _format() -> str:
 
 
 def _safe(name: str) -> str:
-    """``"0_0"`` for ``"0/0"``: fit for a file's name everywhere, and not too long for one."""
+    """Return a text that is valid and short enough in a file name: ``"0_0"`` for ``"0/0"``."""
     return re.sub(r"[^A-Za-z0-9_.]+", "_", name).strip("_")[-60:]
 
 

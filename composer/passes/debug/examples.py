@@ -10,14 +10,14 @@ from composer.passes.debug.compare import Program
 
 
 class Attention(torch.nn.Module):
-    """Three products with one operand, attention, a product behind it."""
+    """Three products that share an operand, attention, and an output product."""
 
     def __init__(self) -> None:
         super().__init__()
         self.query, self.key, self.value, self.out = (torch.nn.Linear(8, 8) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Take and give ``(batch, length, 8)``."""
+        """Compute self-attention; input and output have shape ``(batch, length, 8)``."""
         query, key, value = (
             each(x).unflatten(-1, (2, 4)).transpose(1, 2)
             for each in (self.query, self.key, self.value)
@@ -34,7 +34,7 @@ def _elementwise(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _in_place(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Writes through a view, and returns two views of one tensor."""
+    """Write through a view, and return two views of one tensor."""
     kept = x.clone()
     kept[0].add_(1)
     kept.mul_(2)
@@ -52,7 +52,7 @@ def _convolution() -> torch.nn.Module:
 
 
 def programs() -> Iterator[tuple[str, Program]]:
-    """A name and a program each, on the CPU; equal numbers every time."""
+    """Yield names and programs. They run on the CPU, with the same random numbers every time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         image, matrix, other = torch.randn(2, 3, 6, 6), torch.randn(4, 4), torch.randn(4, 4)

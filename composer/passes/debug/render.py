@@ -1,4 +1,7 @@
-"""A graph as text: a Python file that runs by itself, or a table. Values of weights stay out."""
+"""Renders a graph as text: a Python file that runs by itself, or a table.
+
+Values of weights are not included.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,15 @@ if __name__ == "__main__":
 
 
 def as_python(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
-    """A module with the graph as ``class Graph``, ``inputs()`` of its shapes, and ``main()``."""
+    """Return a Python file with ``class Graph``, a function ``inputs()``, and ``main()``.
+
+    ``inputs()`` makes inputs with the graph's shapes and dtypes.
+
+    Args:
+        snapshot: The graph.
+        stage: Its stage.
+        title: The docstring of the file.
+    """
     graph, key, names = snapshot.copy, key_at(stage), {"torch": torch}
     classes = list(_classes("Graph", graph, snapshot.module(), key, names))
     body = "\n\n".join((*classes, _inputs(graph, key)))
@@ -77,7 +88,10 @@ def as_python(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
 def _classes(
     name: str, graph: torch.fx.Graph, root: torch.nn.Module, key: str, names: dict[str, Any]
 ) -> Iterator[str]:
-    """The class of a graph, behind those of the graphs nested in it; notes the names they use."""
+    """Yield the classes of the nested graphs, and then the class of the graph.
+
+    The global names that they use are added to ``names``.
+    """
     code = graph.python_code("self", verbose=True)
     names.update(code.globals)
     lines: list[str] = []
@@ -105,7 +119,7 @@ def _inputs(graph: torch.fx.Graph, key: str) -> str:
 
 
 def _made(value: Any) -> str:
-    """An expression that makes a value like this one."""
+    """Return a Python expression that makes a value with the same shape, dtype and device."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         sizes, strides = (tuple(map(_number, each)) for each in (value.shape, value.stride()))
         return f"tensor({sizes}, {strides}, {value.dtype}, {str(value.device)!r})"
@@ -119,7 +133,7 @@ def _made(value: Any) -> str:
 
 
 def _number(size: Any) -> Any:
-    """A symbol's value in the first call; one where only data decide it."""
+    """Return a symbol's value in the first call; 1 if it depends on data."""
     known = _torch.symbols.hint(size)
     return 1 if known is None else known
 
@@ -129,7 +143,7 @@ def _names(text: str, name: str) -> bool:
 
 
 def _import(name: str, value: Any) -> str:
-    """The line that imports a global; empty where its own module does not have it."""
+    """Return the line that imports or makes a global; empty if it cannot be imported."""
     if isinstance(value, types.ModuleType):
         return f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
     if isinstance(value, float):
@@ -150,7 +164,7 @@ def _leads_to(path: str, value: Any) -> bool:
 
 
 def as_table(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
-    """A row for each node: name, operation, target, arguments, and what its fake value is."""
+    """Return a table with a row for each node: name, operation, target, arguments, fake value."""
     gm, key = snapshot.graph_module(), key_at(stage)
     names = {node: Word(node.name) for node in gm.graph.nodes}
     values = (described(node.meta[key]) if key in node.meta else "" for node in gm.graph.nodes)

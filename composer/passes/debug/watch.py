@@ -1,4 +1,4 @@
-"""A pass, watched while it runs within a compile, for :func:`composer.passes.check`."""
+"""Observes a pass while it runs within a compile, for :func:`composer.passes.check`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from composer.system import control_flow
 
 @dataclass
 class Findings:
-    """What was seen of a pass so far; one error for each rule, each advice once.
+    """The observations of a pass so far.
 
-    ``taken`` counts the matches that the pass took from ``self.chosen(...)``.
+    Attributes:
+        graphs: The number of graphs on which it ran.
+        changed: The number of graphs that it changed.
+        matches: The number of matches that it returned.
+        taken: The number of matches that it took from ``self.chosen(...)``.
+        errors: The first error for each rule.
+        advice: The sentences of advice, without repetition.
     """
 
     graphs: int = 0
@@ -31,17 +37,17 @@ class Findings:
     advice: dict[str, None] = field(default_factory=dict)
 
     def broke(self, error: PassError) -> None:
-        """Keep the error, if it is the first for its rule."""
+        """Add the error if it is the first one for its rule."""
         self.errors.setdefault(error.rule, error)
 
     def advise(self, sentence: str) -> None:
-        """Keep the advice."""
+        """Add the advice."""
         self.advice.setdefault(sentence)
 
 
 @dataclass(frozen=True)
 class Watched(GraphPass):
-    """The pass itself, by its own name, with a look at the graph before and behind it."""
+    """Runs the pass under its own name, and compares the graph before and after it."""
 
     inner: GraphPass
     findings: Findings
@@ -51,11 +57,11 @@ class Watched(GraphPass):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def for_graph(self, *, inference: bool) -> GraphPass:
-        """The same look at the pass for such a graph."""
+        """Return an observer of ``inner.for_graph``."""
         return dataclasses.replace(self, inner=self.inner.for_graph(inference=inference))
 
     def run(self, gm: torch.fx.GraphModule) -> Any:
-        """Run the pass, and note what it did."""
+        """Run the pass, and note what it did. Returns the result of the pass."""
         before = Snapshot.of(gm)
         limit = MatchLimit()
         returned = self.inner.limited(limit).run(gm)
@@ -77,10 +83,10 @@ class Watched(GraphPass):
 
 @dataclass(frozen=True)
 class Again(Watched):
-    """The pass once more, on a copy of what it left."""
+    """Runs the pass a second time, on a copy of the graph that the first run left."""
 
     def run(self, gm: torch.fx.GraphModule) -> int:
-        """Note whether there was anything left to do; the graph stays as it is."""
+        """Add advice if the second run changes the copy or raises. ``gm`` itself never changes."""
         twin = clone_graph(gm)
         before = Snapshot.of(twin)
         try:

@@ -1,1 +1,1 @@
-"""The parts of the HTML report: the values each shows, and the templates that lay them out."""
+"""The parts of the HTML report: the values that each part shows, and their templates."""

@@ -1,4 +1,4 @@
-"""What the shared passes did, over all graphs."""
+"""The effects of the shared passes, over all graphs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from composer.telemetry.page.words import sane
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One pass in one stage.
+    """The effects of one pass in one stage.
 
-    ``runs`` is on how many graphs it ran, ``changed`` how many of these it changed. ``matches`` is
-    ``None`` where it never counts them. Nodes are added up over the graphs that it changed.
-    ``errors`` is how often it was rolled back, ``error`` what was wrong the first time.
+    Attributes:
+        name: The name of the pass.
+        stage: The stage.
+        runs: The number of graphs on which it ran.
+        changed: The number of graphs that it changed.
+        matches: The number of its matches; ``None`` if it never counts them.
+        nodes_before: The nodes before it ran, summed over the graphs that it changed.
+        nodes_after: The nodes after it ran, summed over the same graphs.
+        seconds: Its time over all graphs.
+        errors: The number of times it was rolled back.
+        error: The first error.
     """
 
     name: str
@@ -32,7 +40,7 @@ class Effect:
 
 
 def effects(graphs: Iterable[CompileReport]) -> tuple[Effect, ...]:
-    """Every pass that ran, in the order they ran first."""
+    """Return the effects of every pass, in the order of their first runs."""
     found: dict[tuple[str, str], list[PassRecord]] = {}
     for each in (each for graph in graphs for each in graph.passes):
         found.setdefault((each.name, each.stage), []).append(each)

@@ -1,4 +1,4 @@
-"""Why candidates were not accepted, and the errors behind it, each told once."""
+"""The reasons why candidates were not accepted, and their tracebacks, each once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from composer.telemetry.page.words import sane
 class Fallback:
     """One reason why candidates were not accepted.
 
-    ``backends`` has the number of attempts of each, ``said`` their commonest message, and
-    ``others`` is how many different ones there are besides.
+    ``backends`` has the number of attempts of each backend. ``said`` is the most frequent message,
+    and ``others`` the number of other messages.
     """
 
     reason: Reason | None
@@ -29,7 +29,7 @@ class Fallback:
 
 
 def fallbacks(graphs: Iterable[CompileReport]) -> tuple[Fallback, ...]:
-    """The reasons why candidates were not accepted, the most frequent first."""
+    """Return the reasons why candidates were not accepted, the most frequent first."""
     found: dict[Reason | None, list[tuple[int, Attempt]]] = {}
     for number, graph in enumerate(graphs):
         for attempt in graph.attempts:
@@ -55,7 +55,7 @@ def _fallback(reason: Reason | None, found: list[tuple[int, Attempt]]) -> Fallba
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One traceback, and whose it is. ``number`` is its place on the page, from 1 on."""
+    """One traceback, and the attempts that have it. ``number`` counts from 1 on the page."""
 
     number: int
     text: str
@@ -66,7 +66,7 @@ class Trace:
 
 
 def traces(graphs: Iterable[CompileReport]) -> dict[str, Trace]:
-    """The tracebacks by their text, the most frequent first: equal ones are there once."""
+    """Return the tracebacks by their text, the most frequent first. Equal ones are merged."""
     found: dict[str, list[Attempt]] = {}
     for attempt in (each for graph in graphs for each in graph.attempts if each.traceback):
         found.setdefault(attempt.traceback, []).append(attempt)

@@ -1,4 +1,4 @@
-"""Which engine took which share of graphs, compute nodes, calls and run time."""
+"""The share of each engine in graphs, compute nodes, calls and run time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from composer.telemetry.page.words import percentages, sane
 
 @dataclass(frozen=True, slots=True)
 class EngineShare:
-    """What one engine serves, and its part of the whole in per cent.
+    """The numbers of one engine, and its shares in per cent.
 
-    ``nodes`` is an estimate: a graph's captured operations, times the share of its compute nodes
-    that the engine says it took; an engine that says nothing is taken to run them all.
+    ``nodes`` is an estimate. It is the number of captured operations of a graph times the share of
+    compute nodes that the engine reports as its own. An engine that reports nothing is assumed to
+    run all nodes.
     """
 
     engine: str
@@ -29,16 +30,16 @@ class EngineShare:
 
 
 def accepted(graph: CompileReport) -> Attempt | None:
-    """The attempt that serves a graph; none where it is the eager fallback, or nobody."""
+    """Return the attempt that serves a graph; ``None`` for the eager fallback or no engine."""
     return next((each for each in reversed(graph.attempts) if each.accepted), None)
 
 
 def shares(graphs: Iterable[CompileReport]) -> tuple[EngineShare, ...]:
-    """Every engine that serves a graph, the one with the most compute nodes first, eager last.
+    """Return the share of every engine: the one with the most compute nodes first, eager last.
 
-    What an engine leaves to torch counts as eager's, and so do the calls that the eager fallback
-    answered. Time within calls is not known in parts: all of it is the engine's. Graphs that nobody
-    serves do not count.
+    Nodes that an engine leaves to torch count for eager, and so do calls that the eager fallback
+    answered. The time within calls cannot be split, so all of it counts for the engine. Graphs
+    without an engine are left out.
     """
     served = [graph for graph in graphs if graph.chosen]
     engines = dict.fromkeys(graph.chosen for graph in served)
@@ -56,7 +57,7 @@ def shares(graphs: Iterable[CompileReport]) -> tuple[EngineShare, ...]:
 
 
 def _add(totals: dict[str, list[float]], graph: CompileReport) -> None:
-    """Graphs, nodes, calls and seconds of one graph."""
+    """Add one graph to the totals of graphs, nodes, calls and seconds."""
     attempt, counters = accepted(graph), graph.runtime.read()
     coverage = 1.0 if attempt is None or attempt.coverage is None else attempt.coverage
     taken = graph.nodes * min(max(0.0, coverage), 1.0)  # in this order NaN is nothing
@@ -72,14 +73,14 @@ def _add(totals: dict[str, list[float]], graph: CompileReport) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine says of itself in all its attempts: its versions, say."""
+    """Facts that an engine reports about itself in all its attempts, such as its version."""
 
     name: str
     facts: tuple[tuple[str, str], ...]
 
 
 def engines(graphs: Iterable[CompileReport]) -> tuple[EngineFacts, ...]:
-    """The engines that say something of themselves, with what all their attempts agree on."""
+    """Return engines that report facts, with the facts that are equal in all their attempts."""
     agreed: dict[str, dict[str, Any]] = {}
     for attempt in (each for graph in graphs for each in graph.attempts if each.engine):
         facts = agreed.setdefault(attempt.backend, dict(attempt.engine))
@@ -95,7 +96,7 @@ def engines(graphs: Iterable[CompileReport]) -> tuple[EngineFacts, ...]:
 
 
 def fact(value: Any) -> str:
-    """One thing that an engine says, in a line, or in a line each for a list of sentences."""
+    """Return one fact as text in one line; a list of sentences gets one line for each."""
     if isinstance(value, list | tuple):
         texts = [fact(each) for each in value]
         return ("\n" if any(" " in text for text in texts) else ", ").join(texts)

@@ -1,4 +1,4 @@
-"""Where the time of a compile went: shared passes, each candidate, and the rest."""
+"""Splits the time of a compile into shared passes, each candidate, and the rest."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PASSES, REST = "passes", "rest"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of a graph's compile.
+    """A part of the time of a graph's compile.
 
-    ``kind`` is the attempt's status, ``"passes"`` for those that ran before the candidates, or
-    ``"rest"``: capture, policy, checks.
+    ``kind`` is the status of an attempt, ``"passes"`` for the passes before all candidates, or
+    ``"rest"`` for capture, policy and checks.
     """
 
     kind: str
@@ -26,7 +26,7 @@ class Piece:
 
 
 def pieces(graph: CompileReport) -> tuple[Piece, ...]:
-    """What a compile was spent on, in order; the rest, which is nowhere in particular, last."""
+    """Return the parts of a compile, in order. The rest comes last, since its time is unknown."""
     before = sum(sane(each.seconds) for each in graph.passes if each.stage in BEFORE_AUTOGRAD)
     found = [Piece(PASSES, "shared passes", before)] if before else []
     for each in graph.attempts:
@@ -38,7 +38,7 @@ def pieces(graph: CompileReport) -> tuple[Piece, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What all graphs spent on one kind of piece with one name."""
+    """The time that all graphs spent on the pieces of one kind and name."""
 
     kind: str
     name: str
@@ -48,7 +48,7 @@ class Spent:
 
 
 def spent(found: Iterable[Sequence[Piece]]) -> tuple[Spent, ...]:
-    """Add up the pieces of many graphs by name and kind, the longest first."""
+    """Return the sums of the pieces of many graphs by kind and name, the longest first."""
     totals: dict[tuple[str, str], list[float]] = {}
     for each in (each for of_graph in found for each in of_graph):
         totals.setdefault((each.kind, each.name), []).append(each.seconds)

@@ -1,4 +1,4 @@
-"""The compiles of all processes on one axis of time, on which long waits are cut short."""
+"""Puts the compiles of all processes on one time axis, on which long waits are shortened."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ _STEPS = (
     *(step * 10.0**power for power in range(-6, 1) for step in (1, 2, 5)),
     *(10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 18000.0),
 )
-_CUT = 0.04  # at most this share of the time compiled is what a wait takes on the axis,
-_CUTS = 0.25  # and this is what all of them take
-_APART = (12.0, 3.0, 0.75)  # per cent of the axis from one tick to the next, the closer looked at
+_CUT = 0.04  # the largest length of one wait on the axis, as a share of the time of all compiles
+_CUTS = 0.25  # the largest length of all waits together, as a share of the same time
+_APART = (12.0, 3.0, 0.75)  # the distance of ticks in per cent of the axis, for each zoom level
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One graph on the axis. ``left``, ``width``: per cent of it; ``alone``: of the longest."""
+    """One graph on the axis.
+
+    ``left`` and ``width`` are in per cent of the axis. ``alone`` is the length in per cent of the
+    longest bar.
+    """
 
     pieces: tuple[Piece, ...]
     seconds: float
@@ -32,7 +36,7 @@ class Bar:
     alone: float
 
     def share(self, piece: Piece) -> float:
-        """A piece's width in per cent of its bar; where nothing took time, all are as wide."""
+        """Return a piece's width in per cent of its bar; equal widths if no piece took time."""
         if not self.seconds:
             return 100 / max(len(self.pieces), 1)
         return 100 * piece.seconds / self.seconds
@@ -40,7 +44,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A time in which nothing was compiled; ``cut`` if it is drawn shorter than it was."""
+    """A time in which nothing was compiled. ``cut`` is true if it is drawn shorter than it was."""
 
     left: float
     width: float
@@ -50,7 +54,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """``seconds`` since the first compile began."""
+    """A mark on the axis. ``seconds`` counts from the start of the first compile."""
 
     left: float
     seconds: float
@@ -58,9 +62,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """``bars`` in the order of the graphs given; ``began`` and ``ended`` are POSIX times.
+    """The graphs on one axis.
 
-    ``ticks`` are there for the whole axis in view, for a quarter and for a sixteenth of it.
+    Attributes:
+        bars: One bar for each graph, in the order of the graphs.
+        waits: The times between compiles.
+        ticks: Ticks for three zoom levels: the whole axis, a quarter, and a sixteenth of it.
+        began: The start of the first compile, a POSIX time.
+        ended: The end of the last compile, a POSIX time.
     """
 
     bars: tuple[Bar, ...]
@@ -88,7 +97,10 @@ def timeline(graphs: Sequence[CompileReport]) -> Timeline:
 
 
 def _ends(graphs: Sequence[CompileReport]) -> Iterator[float]:
-    """POSIX times at which compiles ended; one that cannot be read follows on the one before."""
+    """Yield the POSIX times at which compiles ended.
+
+    If a time cannot be read, the compile is assumed to follow directly on the one before.
+    """
     end = 0.0
     for graph in graphs:
         try:
@@ -100,7 +112,7 @@ def _ends(graphs: Sequence[CompileReport]) -> Iterator[float]:
 
 
 class Axis:
-    """Time, straight where something was compiled; a wait takes no more than a small share."""
+    """A time axis: linear while something is compiled, with a limit on the length of waits."""
 
     def __init__(self, busy: Sequence[tuple[float, float]]) -> None:
         self._busy = _merged(busy)
@@ -111,7 +123,7 @@ class Axis:
         self._length = self._offsets[-1] + _length(self._busy[-1]) if self._busy else 0.0
 
     def _places(self) -> Iterator[float]:
-        """Where on the axis each busy stretch begins."""
+        """Yield the position at which each busy interval begins, in seconds."""
         place = 0.0
         for i, (start, end) in enumerate(self._busy):
             place += min(start - self._busy[i - 1][1], self._most) if i else 0.0
@@ -119,14 +131,14 @@ class Axis:
             place += end - start
 
     def at(self, time: float) -> float:
-        """Where a time within a busy stretch is, in per cent of the axis."""
+        """Return the position of a time within a busy interval, in per cent of the axis."""
         if not self._length:
             return 0.0
         i = bisect_left(self._busy, time, key=lambda stretch: stretch[1])
         return 100 * (self._offsets[i] + time - self._busy[i][0]) / self._length
 
     def waits(self) -> tuple[Wait, ...]:
-        """What lies between the busy stretches."""
+        """Return the waits between the busy intervals."""
         pairs = zip(self._busy, self._busy[1:], strict=False)
         found = ((end, start, self.at(end), self.at(start)) for (_, end), (start, _) in pairs)
         return tuple(
@@ -135,7 +147,7 @@ class Axis:
         )
 
     def ticks(self, apart: float) -> Iterator[Tick]:
-        """Round numbers of seconds since the first start, so many per cent of the axis apart."""
+        """Yield ticks at round numbers of seconds, at least ``apart`` per cent from each other."""
         if not self._length:
             return
         step, last = _round_step(self._length * apart / 75), -100.0
@@ -165,5 +177,5 @@ def _length(stretch: tuple[float, float]) -> float:
 
 
 def _round_step(least: float) -> float:
-    """A round number of seconds, at least ``least``; beyond a few hours, whole days."""
+    """Return a round number of seconds, at least ``least``; above five hours, whole days."""
     return next((step for step in _STEPS if step >= least), 86400.0 * math.ceil(least / 86400))

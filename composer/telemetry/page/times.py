@@ -1,4 +1,4 @@
-"""The measured times of each graph's engines, beside eager's."""
+"""The measured times of each graph's engines, compared with eager."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from composer.records import EAGER, CompileReport
 from composer.telemetry.page.words import sane
 
 LONGEST = 2.0
-"""Where bars end, in times of eager's: so eager's line is in the middle."""
+"""The largest length of a bar, as a multiple of eager's time. Eager's line is in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """What one engine takes for a call.
+    """The time of a call with one engine.
 
     Attributes:
-        engine: Its name, and its precision if that is not the graph's own.
-        status: Of its attempt; the engine that serves has ``succeeded``.
-        seconds: A call's.
-        ratio: The same by eager's: below 1 it is faster than eager.
-        percent: Width of its bar.
+        engine: The name of the engine, and its precision if that is not the graph's own.
+        status: The status of its attempt; the engine that serves has ``succeeded``.
+        seconds: The time of a call.
+        ratio: That time divided by eager's; below 1 the engine is faster than eager.
+        percent: The width of its bar in per cent.
     """
 
     engine: str
@@ -34,14 +34,14 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The engines of one graph in the order they were tried; ``eager`` in seconds a call."""
+    """The engines of one graph, in the order of the attempts. ``eager`` is in seconds per call."""
 
     eager: float
     engines: tuple[Time, ...]
 
 
 def times(graph: CompileReport) -> Times | None:
-    """The times of the engines that were measured for a graph; ``None`` where none was."""
+    """Return the times of the engines that were measured for a graph, or ``None``."""
     engines = tuple(_times(graph))
     if not engines:
         return None
@@ -62,5 +62,5 @@ def _times(graph: CompileReport) -> Iterator[Time]:
 
 
 def _seconds(milliseconds: Any) -> float:
-    """0 where a record has no time there that can be."""
+    """Convert milliseconds to seconds; 0 if the value is not a valid time."""
     return sane(milliseconds / 1000) if isinstance(milliseconds, int | float) else 0.0

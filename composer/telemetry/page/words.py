@@ -1,4 +1,4 @@
-"""How numbers and long texts are written on the page."""
+"""Formats numbers and long texts for the page."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from datetime import UTC, datetime
 from composer.records import GraphInput
 
 _AGES = 1e12
-"""Seconds that nothing takes."""
+"""A limit in seconds; longer times are not valid."""
 
 
 def sane(seconds: float) -> float:
-    """Seconds to add up and draw: what is negative, no number or no such time counts as none."""
+    """Return the seconds, or 0 if they are negative, not a number, or impossibly long."""
     return seconds if 0 < seconds < _AGES else 0.0
 
 
 def duration(seconds: float) -> str:
-    """Three digits at most, in the unit that fits: ``"412 ms"``, ``"12.3 s"``, ``"2 min 05 s"``."""
+    """Return a time with a suitable unit: ``"412 ms"``, ``"12.3 s"``, ``"2 min 05 s"``."""
     seconds = sane(seconds)
     if not seconds:
         return "0 s"
@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A round number of seconds in full: ``"0.05 s"``, ``"2 s"``, ``"3 min"``, ``"1 h 20 min"``."""
+    """Return a round number of seconds without rounding: ``"0.05 s"``, ``"1 h 20 min"``."""
     if seconds < 60:
         return f"{seconds:.6g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -44,15 +44,15 @@ def clock(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``"1 graph"``, ``"1,200 graphs"``, ``"2 processes"``."""
+    """Return a text such as ``"1 graph"``, ``"1,200 graphs"`` or ``"2 processes"``."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def percentages(parts: Sequence[float]) -> list[float]:
-    """Each part of the whole in per cent, to a tenth, so rounded that they add up to 100.
+    """Return each part in per cent of the sum, rounded to tenths so that they add up to 100.
 
-    All are 0 where the parts add up to nothing.
+    All are 0 if the sum is 0.
     """
     whole = sum(parts)
     if whole <= 0:
@@ -66,19 +66,19 @@ def percentages(parts: Sequence[float]) -> list[float]:
 
 
 def cut(name: str, limit: int) -> str:
-    """A name, or its beginning and an ellipsis."""
+    """Return a name, shortened with an ellipsis if it is longer than ``limit`` characters."""
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
 def head(text: str, limit: int) -> str:
-    """The beginning of a long text, with a note of how much is left out."""
+    """Return the beginning of a long text, with the number of characters that are left out."""
     if len(text) <= limit:
         return text
     return f"{text[:limit]}\n… {len(text) - limit:,} more characters are in the record"
 
 
 def tail(text: str, limit: int) -> str:
-    """The end of a long text, from a whole line on, with a note of how much is left out."""
+    """Return the last whole lines of a long text, with the number of characters left out."""
     if len(text) <= limit:
         return text
     kept = text[-limit:]
@@ -87,12 +87,12 @@ def tail(text: str, limit: int) -> str:
 
 
 def short(model: str) -> str:
-    """The last part of a qualified name."""
+    """Return the last part of a qualified name."""
     return model.rpartition(".")[2] or model
 
 
 def moment(seconds: float) -> str:
-    """A POSIX time as ``"2026-03-01 12:00:05 UTC"``; ``"-"`` for one that no calendar has."""
+    """Return a POSIX time as ``"2026-03-01 12:00:05 UTC"``; ``"-"`` if there is no such date."""
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
@@ -100,7 +100,7 @@ def moment(seconds: float) -> str:
 
 
 def said(each: GraphInput) -> str:
-    """An input as code: ``"float32[8, 224, s0] on cuda:0"``, or what else it is."""
+    """Return an input as text: ``"float32[8, 224, s0] on cuda:0"``, or its kind if no tensor."""
     if each.kind != "tensor":
         return each.kind
     return f"{each.dtype}[{', '.join(map(str, each.shape))}] on {each.device}"
