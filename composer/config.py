@@ -80,13 +80,13 @@ class PolicyBook(Hinting):
 
     @classmethod
     def hint_for(cls, key: str) -> str:
-        """What to write instead of an unknown key; empty where nobody knows."""
+        """Return a hint what to write instead of an unknown key; empty if there is none."""
         if key in NOW:
             return f"it is now {NOW[key]}"
         return f"{key!r} is an option of the table 'defaults'" if key in Policy.model_fields else ""
 
     def layers(self, graph: Facts) -> Iterator[Layer]:
-        """The layers that speak of this graph, in order."""
+        """Return the layers that hold for this graph, in order."""
         yield Layer("defaults", self.defaults)
         for index, rule in enumerate(self.models):
             if rule.match.holds(graph):
@@ -99,11 +99,11 @@ Source = PolicyBook | Policy | Mapping[str, Any] | str | Path | None
 
 
 def read(source: Source) -> PolicyBook:
-    """The book that a source holds, with dicts and lists of its own; an empty one for ``None``.
+    """Return the book of a source, as a copy; an empty book for ``None``.
 
     Raises:
-        OptionError: it is no source, a file is missing or no TOML, or naming every key and value
-            that is wrong.
+        OptionError: ``source`` has another type, a file is missing or is not TOML, or keys or
+            values are wrong, all of which the error names.
     """
     if source is None:
         return PolicyBook()
@@ -129,15 +129,15 @@ def _read_file(path: Path) -> PolicyBook:
 
 @functools.lru_cache(maxsize=32)
 def _parsed(path: Path, modified: int, size: int) -> PolicyBook:
-    """A file's book; the time and size it had are part of the key."""
+    """Read a file; its time of change and size are arguments so that they are part of the key."""
     return _validated(table_in(path, _load(path)), f"{path}: ")
 
 
 def table_in(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """The table of a policy file: all of it, or ``[tool.composer]`` of a ``pyproject.toml``.
+    """Return the table of a policy file: all of it, or ``[tool.composer]`` of a ``pyproject.toml``.
 
     Raises:
-        OptionError: there is none.
+        OptionError: there is no such table.
     """
     if path.name != PROJECT_FILE:
         return content
@@ -150,7 +150,7 @@ def table_in(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_project(table: Mapping[str, Any]) -> Any:
-    """What a ``pyproject.toml`` has for composer; ``None`` for nothing."""
+    """Return composer's table of a ``pyproject.toml``; ``None`` if there is none."""
     tools = table.get("tool", {})
     return tools.get("composer") if isinstance(tools, dict) else None
 
@@ -172,7 +172,7 @@ def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
 def validated(
     table: Mapping[str, Any],
 ) -> tuple[PolicyBook | None, list[tuple[Location, str]]]:
-    """The book that a table holds, or else each of its mistakes, and where it stands."""
+    """Return the book of a table, or raise an error that names each mistake and its place."""
     try:
         return PolicyBook.model_validate(dict(table)), []
     except ValidationError as error:
@@ -191,10 +191,10 @@ def file_in_working_directory() -> Path | None:
 
 
 def file_in_force(configured: Source) -> Path | None:
-    """The file that this process has its policy from, if it has it from one.
+    """Return the file that the policy of this process comes from; ``None`` if it is not a file.
 
     Args:
-        configured: What ``composer.configure`` was given.
+        configured: The argument of ``composer.configure``.
     """
     named = os.environ.get("COMPOSER_CONFIG")
     if named:
@@ -205,14 +205,14 @@ def file_in_force(configured: Source) -> Path | None:
 
 
 def in_force(configured: Source) -> PolicyBook:
-    """The book of the first of these sources that exists.
+    """Return the book of the first source that exists.
 
-    ``COMPOSER_CONFIG``, then what ``composer.configure`` was given, then ``composer.toml`` in the
-    working directory, then ``[tool.composer]`` of ``pyproject.toml`` there.
+    The sources are ``COMPOSER_CONFIG``, the argument of ``composer.configure``, ``composer.toml``
+    in the working directory, and ``[tool.composer]`` of ``pyproject.toml`` there.
 
     Raises:
-        OptionError: the source is malformed, or one found only because it lies in the working
-            directory names code to import, a program or a file, or a place to send verdicts to.
+        OptionError: the source is malformed. Or it was only found in the working directory, and
+            names code to import, a program, a file, or a place to send verdicts to.
     """
     named = os.environ.get("COMPOSER_CONFIG")
     if named:
@@ -228,17 +228,19 @@ def in_force(configured: Source) -> PolicyBook:
 
 
 _WORD = re.compile(r"(-O\w|[\w.,+][\w.,+-]*)?")
-"""Text for an engine that is one of its own words. Any other may be a command to run (Inductor's
-``cpp.cxx``), what a compiler is told (``-Ifolder``), a library to load or a file to write."""
+"""Matches plain words, which are safe as the value of an engine's option. Other text may be a
+command to run (Inductor's ``cpp.cxx``), a compiler's flag (``-Ifolder``), a library to load or a
+file to write."""
 
 _OF_FILES = re.compile(r"(cxx|dir|directory|home|root|paths?|library|libs|output)$", re.IGNORECASE)
-"""Options whose text is a program, a library or a file, a plain word as well: of Inductor's
-``cpp.cxx``, ``cuda.cuda_cxx``, ``cuda.cutlass_dir``, ``rocm.rocm_home``, ``xpu.oneapi_root``,
-``trace.debug_dir`` and kin, of ONNX Runtime's ``session.optimized_model_filepath``."""
+"""Matches names of options whose value is a program, a library or a file, even if it is a plain
+word: Inductor's ``cpp.cxx``, ``cuda.cuda_cxx``, ``cuda.cutlass_dir``, ``rocm.rocm_home``,
+``xpu.oneapi_root``, ``trace.debug_dir`` and others, and ONNX Runtime's
+``session.optimized_model_filepath``."""
 
 
 def _refuse_as_found(book: PolicyBook, path: Path) -> None:
-    """Refuse a file that was only found, where it asks for what only the user may ask for."""
+    """Refuse a file that was only found, if it has settings that only the user may ask for."""
     asked = list(for_the_user_to_say(book, path.parent))
     if asked:
         raise OptionError(
@@ -249,10 +251,9 @@ def _refuse_as_found(book: PolicyBook, path: Path) -> None:
 
 
 def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
-    """What a book asks for beyond names that are registered and values that stay within composer.
+    """Yield the settings of a book that could run code or reach outside of composer.
 
-    Those are code to import, programs and files that engines are told of, and a place to send
-    verdicts to.
+    These are code to import, programs and files given to engines, and a place to send verdicts to.
     """
     policies = (book.defaults, *book.models)
     chain = [candidate for policy in policies for candidate in policy.chain]
@@ -279,7 +280,7 @@ def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
 
 
 def _names_a_file(option: str, value: Any, folder: Path) -> bool:
-    """Whether text is that of such an option, no plain word, or the name of something here."""
+    """Return True if an option's text may name a file: by option, by form, or because it exists."""
     if isinstance(value, Mapping):
         return any(_names_a_file(name, each, folder) for name, each in value.items())
     if isinstance(value, list):
@@ -290,22 +291,22 @@ def _names_a_file(option: str, value: Any, folder: Path) -> bool:
 
 
 _using: ContextVar[tuple[PolicyBook | OptionError, ...]] = ContextVar("composer_using", default=())
-"""What the contexts ask for; in the place of a mistake under ``COMPOSER_DISABLE``, its error."""
+"""The books of the contexts. Under ``COMPOSER_DISABLE``, a malformed one stands as its error."""
 
 
 @contextmanager
 def using(source: Source = None, **fields: Any) -> Iterator[None]:
-    """Compile what is compiled within this context by another policy as well.
+    """Add a policy for everything that is compiled within this context.
 
     A graph keeps the policy that was in force at its first call. Nested contexts add up; leaving
-    one restores what was. A context belongs to its thread, or asyncio task.
+    one restores the policy before. A context belongs to its thread, or asyncio task.
 
     Args:
         source: As for :func:`composer.configure`.
-        fields: Fields of :class:`composer.Policy`, over those of the source.
+        fields: Fields of :class:`composer.Policy`, which override those of the source.
 
     Raises:
-        OptionError: naming every key and value that is wrong.
+        OptionError: keys or values are wrong; the error names all of them.
     """
     added: tuple[PolicyBook | OptionError, ...]
     try:
@@ -328,18 +329,19 @@ def resolve(
     configured: Source = None,
     installed: Callable[[], Iterable[str]] | None = None,
 ) -> Rules:
-    """The policy in force for one graph.
+    """Return the policy in force for one graph.
 
     Args:
-        graph: What policies match by; the name that the user gave it is found here.
+        graph: The facts that policies match by.
         mode: ``torch.compile``'s mode.
         options: ``torch.compile``'s options: fields of :class:`composer.Policy`.
-        configured: What ``composer.configure`` was given.
-        installed: Gives the engines that ``chain = "auto"`` stands for; without it ``auto`` stays.
+        configured: The argument of ``composer.configure``.
+        installed: Returns the engines that ``chain = "auto"`` stands for. Without it ``auto`` is
+            kept.
 
     Raises:
-        OptionError: naming every mistake at once, wherever it stands.
-        UnknownNameError: a table of an engine's options is for a name that is nearly a known one.
+        OptionError: there are mistakes in a source; the error names all of them.
+        UnknownNameError: the name of an engine's table of options looks like a misspelling.
     """
     try:
         return _resolved(graph, mode, options, configured, installed)
@@ -394,16 +396,16 @@ def _books_of_contexts() -> list[PolicyBook]:
 
 @contextmanager
 def named_origin(layer: str, configured: Source) -> Iterator[None]:
-    """Have a mistake in a chain or a list of passes say where that stands, as files say theirs.
+    """Add the file or variable to errors about a chain or a list of passes raised within.
 
-    What the program itself wrote is in the traceback; a file or a variable is not.
+    If the program set the field, the traceback shows the place. A file or variable is not there.
 
     Args:
         layer: The layer that set the field.
-        configured: What ``composer.configure`` was given.
+        configured: The argument of ``composer.configure``.
 
     Raises:
-        OptionError, UnknownNameError: what was raised within, with the place in front.
+        OptionError, UnknownNameError: the error raised within, with the place in front.
     """
     try:
         yield
@@ -421,7 +423,7 @@ def _place(layer: str, configured: Source) -> str:
 
 
 def _options_of_engines(books: Iterable[PolicyBook]) -> dict[str, dict[str, Any]]:
-    """The options that books give engines, by name: option by option, later books over earlier."""
+    """Merge the options that books give engines, option by option; later books override earlier."""
     found: dict[str, dict[str, Any]] = {}
     for book in books:
         for name, options in book.backends.items():
@@ -430,7 +432,7 @@ def _options_of_engines(books: Iterable[PolicyBook]) -> dict[str, dict[str, Any]
 
 
 def _refuse_slips(engines: Iterable[str], file: Path | None = None) -> None:
-    """Find names that nobody will ever ask for, which would be left out in silence."""
+    """Refuse misspelled names of engines, whose options would otherwise be ignored in silence."""
     mistakes: list[str] = []
     for name in engines:
         try:
@@ -443,13 +445,13 @@ def _refuse_slips(engines: Iterable[str], file: Path | None = None) -> None:
 
 
 def _meant_by(mode: str | None) -> Iterator[Layer]:
-    """The layer that ``torch.compile``'s mode stands for; every other layer goes over it."""
+    """Yield the layer of ``torch.compile``'s mode, if any; every other layer overrides it."""
     if mode == "max-autotune":
         yield Layer("mode", read_policy({"chain": AUTO, "select": "fastest"}))
 
 
 def _all_of(*steps: Callable[[], Any]) -> list[Any]:
-    """The results of the steps, or one error that names the mistakes of all of them."""
+    """Return the results of the steps, or raise one error that names the mistakes of all."""
     results, mistakes = [], []
     for step in steps:
         try:
@@ -462,7 +464,7 @@ def _all_of(*steps: Callable[[], Any]) -> list[Any]:
 
 
 def _switches() -> Iterator[Layer]:
-    """The on-call switches of the environment, as layers over all that the program says."""
+    """Yield the switches of the environment, as layers that override the program's settings."""
     if names := _chain_on_call():
         yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
     if word := os.environ.get("COMPOSER_SELECT"):
@@ -487,15 +489,15 @@ def _disabled() -> Layer:
 
 
 def is_disabled() -> bool:
-    """Whether ``COMPOSER_DISABLE`` is on; what is neither on nor off is not."""
+    """Return True if ``COMPOSER_DISABLE`` is on. A malformed value counts as off."""
     return os.environ.get("COMPOSER_DISABLE", "").strip().lower() in _ON
 
 
 def _chain_on_call() -> list[str]:
-    """The names in ``COMPOSER_CHAIN``.
+    """Return the names in ``COMPOSER_CHAIN``.
 
     Raises:
-        OptionError: it is spelled as in a program or a file.
+        OptionError: the variable is written as a list of Python or TOML.
     """
     chain = os.environ.get("COMPOSER_CHAIN", "")
     if not {*chain}.isdisjoint("[]{}\"'"):
@@ -504,10 +506,10 @@ def _chain_on_call() -> list[str]:
 
 
 def switch_on_call() -> str:
-    """The variable that says which engines are tried or serve, over all policies; empty for none.
+    """Return the variable that overrides the engines of all policies; empty if none is set.
 
     Raises:
-        OptionError: ``COMPOSER_DISABLE`` is neither on nor off, ``COMPOSER_CHAIN`` is no names.
+        OptionError: ``COMPOSER_DISABLE`` is neither on nor off, or ``COMPOSER_CHAIN`` is malformed.
     """
     if is_on("COMPOSER_DISABLE"):
         return "COMPOSER_DISABLE"
@@ -517,10 +519,10 @@ def switch_on_call() -> str:
 
 
 def is_on(switch: str) -> bool:
-    """Whether a switch of the environment is on.
+    """Return True if a switch of the environment is on.
 
     Raises:
-        OptionError: its value is none of the words for that.
+        OptionError: its value is neither a word for on nor for off.
     """
     value = os.environ.get(switch, "").strip().lower()
     if value not in _ON | _OFF:

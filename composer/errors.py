@@ -46,10 +46,10 @@ def _as_it_stood(cls: type[Exception], given: tuple[Any, ...]) -> Exception:
 
 
 class ComposerError(Exception):
-    """Base of all errors that composer raises itself. They can be sent to another process."""
+    """Base of all errors that composer raises itself. They can be pickled for another process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made anew as it stands: what ``__init__`` is given is more than the text in ``args``."""
+        """Pickle without calling ``__init__``, whose arguments are more than ``args`` has."""
         return _as_it_stood, (type(self), self.args), vars(self)
 
 
@@ -58,16 +58,16 @@ class OptionError(ComposerError, ValueError):
 
 
 class UnknownNameError(ComposerError, LookupError):
-    """A name in the chain is known to nobody and looks like a slip of a known one."""
+    """A name in the chain is unknown and looks like a misspelling of a known one."""
 
 
 class LockError(ComposerError):
-    """The lock file is missing or malformed, or a graph is not as it says.
+    """The lock file is missing or malformed, or a graph differs from its entry.
 
     Args:
         path: The file.
-        what: What is wrong, for a person.
-        differences: Between the lock and what is here, each in one sentence.
+        what: What is wrong, in words.
+        differences: The differences between the lock and the program, one sentence each.
     """
 
     def __init__(self, path: Path, what: str, differences: Sequence[str] = ()) -> None:
@@ -78,22 +78,22 @@ class LockError(ComposerError):
 
 
 MISTAKES = (OptionError, UnknownNameError, LockError)
-"""The user's own mistakes, which no engine has failed by."""
+"""Mistakes of the user, which are not failures of an engine."""
 
 
 class RankingError(ComposerError):
-    """Calls of a model cannot be timed, or are not alike."""
+    """Calls of a model cannot be timed, or each call computes something else."""
 
 
 class Refusal(ComposerError):
     """An engine's "no", raised by a probe or a build and turned into an attempt's record.
 
     Args:
-        status: What became of the attempt.
+        status: The status of the attempt.
         reason: The stable code that docs/reference/reasons.md explains.
-        message: One sentence for a person: what was in the way and what would help.
-        error_type: Class of an exception that was raised in another process; empty where none was.
-        traceback: Its traceback, as text.
+        message: One sentence for a person: what went wrong and what would help.
+        error_type: The class of an exception raised in another process; empty if there is none.
+        traceback: The traceback of that exception, as text.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Refusal(ComposerError):
 
 
 class SharedInputs(Refusal):
-    """A graph writes to an input that shares memory with another: eager alone is right then."""
+    """A graph writes to an input that shares memory with another: only eager computes it right."""
 
 
 class SandboxRefusal(Refusal):
@@ -122,10 +122,10 @@ class SandboxRefusal(Refusal):
         status: The status of the attempt.
         reason: The stable code.
         message: One sentence.
-        error_type: Class of the exception that was raised there; empty where none was.
-        traceback: Its traceback, as text.
-        output: The last that the sandbox printed, where it ended without an exception.
-        by_others: Whether it ended by no doing of the engine's.
+        error_type: The class of the exception raised in the sandbox; empty if there is none.
+        traceback: The traceback of that exception, as text.
+        output: The end of the sandbox's output, if the sandbox ended without an exception.
+        by_others: True if something other than the engine ended the sandbox.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class SandboxRefusal(Refusal):
 
 
 class PassError(ComposerError):
-    """Under ``on_pass_error="raise"``, the pass that raised or broke a rule of its contract.
+    """A pass raised or broke a rule of its contract, under ``on_pass_error="raise"``.
 
     Args:
         name: The pass.
@@ -152,7 +152,7 @@ class PassError(ComposerError):
             ``metadata``, ``numbers`` or ``stage`` (:mod:`composer.passes.rules` says what each
             means).
         message: What was found, in one sentence.
-        node: The node of the graph where it was found; empty where it is none in particular.
+        node: The node of the graph where it was found; empty if there is no particular one.
         before: Names of the passes that had changed this graph before.
     """
 
@@ -172,7 +172,7 @@ class PassCheckError(ComposerError, ExceptionGroup[PassError], AssertionError):
     """:func:`composer.passes.check` found rules that a pass breaks, one exception for each."""
 
     def derive(self, excs: Sequence[PassError], /) -> PassCheckError:  # type: ignore[override]
-        """Stay what it is when the group is split (``except*``)."""
+        """Keep the class when the group is split (``except*``)."""
         return PassCheckError(self.message, excs)
 
 
@@ -181,7 +181,7 @@ class BackendCheckError(ComposerError, AssertionError):
 
     Args:
         name: The engine.
-        rules: What was found, by the name of the rule.
+        rules: The findings, by the name of the broken rule.
     """
 
     def __init__(self, name: str, rules: Mapping[str, str]) -> None:
@@ -192,20 +192,20 @@ class BackendCheckError(ComposerError, AssertionError):
 
 
 class RecordError(ComposerError, ValueError):
-    """What was read is not the record of a compile, or one of another schema version."""
+    """An object that was read is not the record of a compile, or has another schema version."""
 
 
 class BisectError(ComposerError):
     """:func:`composer.passes.bisect` has nothing to compare with.
 
-    Two runs in eager do not agree, or eager and the chain without any pass.
+    Either two runs in eager do not agree, or eager and the chain without any pass do not.
     """
 
 
 class CandidateError(ComposerError):
-    """Under ``strict``, the first candidate that was not accepted. ``attempt`` is its record.
+    """A candidate was not accepted, under ``strict``. ``attempt`` is the candidate's record.
 
-    In :class:`ChainExhausted` it stands for what ended the attempt, where that is no ``Exception``.
+    In :class:`ChainExhausted` it takes the place of an error that is not an ``Exception``.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -214,11 +214,11 @@ class CandidateError(ComposerError):
 
 
 class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
-    """Under ``on_exhausted="raise"``, no candidate was accepted.
+    """No candidate was accepted, under ``on_exhausted="raise"``.
 
     ``exceptions`` holds the error of every candidate in the order of the chain, ``attempts``
-    their records. For an error that is no ``Exception``, which a group of those cannot hold, it has
-    a :class:`CandidateError` whose ``__cause__`` that is.
+    their records. An ``ExceptionGroup`` cannot hold an error that is not an ``Exception``. In its
+    place stands a :class:`CandidateError` whose ``__cause__`` is that error.
     """
 
     attempts: tuple[Attempt, ...]
@@ -236,7 +236,7 @@ class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
         """State is set in ``__new__``, where ``ExceptionGroup`` wants it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As for all errors, but by what ``__new__`` takes."""
+        """Pickle as all errors of composer do, but with the arguments of ``__new__``."""
         return _as_it_stood, (type(self), (self.attempts, self.exceptions)), vars(self)
 
     def derive(self, excs: Sequence[Exception], /) -> ChainExhausted:  # type: ignore[override]
@@ -245,23 +245,26 @@ class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
 
 
 class FallbackWarning(UserWarning):
-    """A candidate not accepted, a pass rolled back, a variable misspelt; once per name and why."""
+    """A candidate was not accepted, a pass was rolled back, or an environment variable is misspelt.
+
+    It is given once for each name and reason.
+    """
 
 
 class CacheWarning(UserWarning):
-    """What is kept on disk cannot be used; never an error, even where warnings are."""
+    """Files of the disk cache cannot be used. Never an error, even if warnings are errors."""
 
 
 class WeightsWarning(UserWarning):
-    """Weights were written to, and no version told; once, and never an error."""
+    """Weights were changed and their version counters were not. Given once, never an error."""
 
 
 class TelemetryWarning(UserWarning):
-    """A sink failed; once for each sink. It is no error, even where warnings are."""
+    """A sink failed. Given once for each sink; never an error, even if warnings are errors."""
 
 
 def refuse(status: Status, reason: Reason, message: str) -> NoReturn:
-    """Leave a probe or a build with a status and a reason.
+    """End a probe or a build with a status and a reason.
 
     Raises:
         Refusal: always.
@@ -270,7 +273,7 @@ def refuse(status: Status, reason: Reason, message: str) -> NoReturn:
 
 
 def text_of(error: BaseException) -> str:
-    """What the error says; some cannot even say that."""
+    """Return the text of an error, even if its ``__str__`` raises."""
     try:
         return str(error)
     except Exception as another:  # noqa: BLE001  # a slip in somebody's __str__
@@ -278,39 +281,39 @@ def text_of(error: BaseException) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of ``text`` that says something, up to 1,000 characters."""
+    """Return the first line of ``text`` that is not empty, up to 1,000 characters."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:1000]
 
 
 def class_and_text(error: BaseException) -> str:
-    """What stands at the end of a traceback: ``"ValueError: no such size"``, in all its lines."""
+    """Return the end of a traceback with all its lines: ``"ValueError: no such size"``."""
     return f"{type(error).__name__}: {text_of(error)}"
 
 
 def error_line(error: BaseException) -> str:
-    """The class of an error and the first line of its text: ``"ValueError: no such size"``.
+    """Return the class of an error and the first line of its text: ``"ValueError: no such size"``.
 
-    Of one that torch wraps, it is those of what it wraps.
+    If torch has wrapped the error of a backend, the wrapped error is described.
     """
     error = unwrapped(error)
     return f"{type(error).__name__}: {first_line(text_of(error))}"
 
 
 def import_failure(error: BaseException) -> str:
-    """Why an import failed; with the class of the error where that is none of an import."""
+    """Return why an import failed; with the error's class if it is not an ImportError."""
     plain = isinstance(error, ImportError | AttributeError)
     return text_of(error) if plain else class_and_text(error)
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """What a backend raised, out of the errors that torch wraps it in."""
+    """Return the error that a backend raised, without the errors that torch wraps it in."""
     while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
         error = inner
     return error
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what led to it, through torch's and Python's own chains."""
+    """Yield the error and its causes, through torch's wrappers and Python's own chains."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -319,11 +322,12 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def chained(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
-    """As :func:`causes`, and what was being handled when each of them was raised.
+    """Yield the errors of :func:`causes`, and the errors that were handled when each was raised.
 
     Args:
-        error: Where to begin.
-        handled: Where to stop: this one, and what only it leads to, is left out.
+        error: The error to begin with.
+        handled: The error to stop at: it, and errors that are reached only through it, are left
+            out.
     """
     seen: set[int] = {id(handled)}
     waiting: list[BaseException | None] = [error]
@@ -337,12 +341,12 @@ def chained(error: BaseException, handled: BaseException | None = None) -> Itera
 
 
 def without_frames(error: BaseException, handled: BaseException | None) -> BaseException:
-    """The error without its traceback, and so without the frames, which hold what they computed.
+    """Return the error without its traceback, so that it does not keep the frames' values alive.
 
-    To clear a frame is not enough: it refers to its function, and so to what that closes over.
+    Clearing the frames is not enough: a frame refers to its function, and so to the closure.
 
     Args:
-        error: What was caught.
+        error: The error that was caught.
         handled: As for :func:`without_locals`.
     """
     for each in chained(error, handled):
@@ -353,14 +357,14 @@ def without_frames(error: BaseException, handled: BaseException | None) -> BaseE
 
 
 def without_locals(error: BaseException, handled: BaseException | None) -> BaseException:
-    """The error, whose traceback keeps its lines and lets go of the local variables.
+    """Return the error with a traceback that keeps its lines but releases local variables.
 
-    Those may hold gigabytes, for as long as the error is kept.
+    Local variables may hold gigabytes for as long as the error is kept.
 
     Args:
-        error: What was caught, in the function that calls this.
-        handled: What the program was handling before that (``sys.exception()``). Its traceback
-            is the program's own and stays as it is.
+        error: The error that was caught in the calling function.
+        handled: The error that the program was handling before that (``sys.exception()``). Its
+            traceback belongs to the program and stays as it is.
     """
     for each in chained(error, handled):
         for inner in each.exceptions if isinstance(each, BaseExceptionGroup) else ():

@@ -1,4 +1,4 @@
-"""Policies put on top of each other. Where they come from is :mod:`composer.config`'s to know."""
+"""Merges the layers of a policy. :mod:`composer.config` finds the layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A part of the policy and its name in reports; only the fields that were set count."""
+    """A partial policy and its name in reports; only the fields that were set count."""
 
     name: str
     policy: Policy
@@ -23,16 +23,16 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The policy in force for one graph, and what holds for the process.
+    """The policy in force for one graph, and the settings of the process.
 
     Attributes:
-        policy: What the layers add up to.
-        layers: The layers that spoke, in order.
-        origins: For each field that was set, the layer that did so last.
-        cache: What is kept on disk.
-        distributed: How ranks agree.
-        names_chain: Whether the user wrote the chain, rather than taking the default or ``auto``.
-        disregarded: The user's mistake, where ``COMPOSER_DISABLE`` has it disregarded.
+        policy: The merged policy.
+        layers: The names of the layers that set a field, in order.
+        origins: For each field that was set, the layer that set it last.
+        cache: The settings of what is kept on disk.
+        distributed: The settings of the agreement between ranks.
+        names_chain: True if the user wrote the chain. False for the default or ``auto``.
+        disregarded: The user's mistake that is ignored because of ``COMPOSER_DISABLE``; else empty.
     """
 
     policy: Policy
@@ -49,14 +49,14 @@ def merge(
     engines: Mapping[str, Mapping[str, Any]],
     installed: Callable[[], Iterable[str]] | None = None,
 ) -> Rules:
-    """Put layers on top of each other, the last one first in line, field by field.
+    """Merge layers field by field; a later layer takes precedence.
 
-    Of a field that is a table, such as ``select``, a layer changes the keys that it gives.
+    In a field that is a table, such as ``select``, a layer replaces only the keys that it gives.
 
     Args:
-        layers: From the most general to the most particular.
-        engines: Options of engines by name, behind those that a candidate itself gives.
-        installed: Gives the engines that ``auto`` stands for; without it ``auto`` stays.
+        layers: The layers, from the most general to the most specific.
+        engines: Options of engines by name. A candidate's own options take precedence.
+        installed: Returns the engines that ``auto`` stands for. Without it ``auto`` is kept.
     """
     policy = Policy()
     origins: dict[str, str] = {}
@@ -76,7 +76,7 @@ def merge(
 def _expanded(
     chain: tuple[Candidate, ...], installed: Callable[[], Iterable[str]]
 ) -> tuple[Candidate, ...]:
-    """The chain with every installed engine in the place of ``auto``."""
+    """Return the chain with ``auto`` replaced by all installed engines."""
     found = []
     for each in chain:
         names = installed() if each.backend == AUTO else ()
@@ -86,7 +86,7 @@ def _expanded(
 
 
 def over(base: T, top: T) -> T:
-    """The fields of ``base``, and over them those that ``top`` was given; so with tables within."""
+    """Return ``base`` with the fields that ``top`` sets; nested tables are merged likewise."""
     given = {name: getattr(top, name) for name in top.model_fields_set}
     tables = {
         name: over(getattr(base, name), each)

@@ -1,7 +1,7 @@
 """One attempt: a candidate is probed, built on a copy of the graph, proven, and verified.
 
-What becomes of it is a record (:class:`~composer.records.Attempt`). Who is tried next, and who
-serves, is :mod:`composer.chain.walk`'s to decide.
+The result is a record (:class:`~composer.records.Attempt`). :mod:`composer.chain.walk` decides
+which candidate is tried next, and which one serves.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class _Trial:
         entry: The candidate.
         passes: The shared passes, as they run within it.
         vote: The vote of the other ranks.
-        made: What the engines tried before have made of the graph.
-        facts: What is said of the build at hand.
-        precision: What the policy has the graph computed in; ``None`` where it does not say, or as
-            long as that is not known.
+        made: Results that engines share, such as an exported model of the graph.
+        facts: The facts of the current build.
+        precision: The precision that the policy asks for; ``None`` if it asks for none, or if it is
+            not known yet.
         in_fp32: In bf16, how many of the first products stay in float32.
     """
 
@@ -93,24 +93,26 @@ def try_candidate(
     require_working: Callable[[ChainEntry, GraphRequest], None] = lambda entry, request: None,
     at_run_time: bool = False,
 ) -> Tried:
-    """One attempt: its record, and either the compiled callable or the error that ended it.
+    """Make one attempt; return its record, and the compiled callable or the error.
 
-    What the engine had said by then is in the record of an attempt that failed, too. The error
-    has no traceback, which is in the record: the next candidate needs the memory of its frames.
+    The record of a failed attempt also has the facts that the engine gave before the failure. The
+    traceback is in the record and not in the error, because the next candidate needs the memory
+    that the frames hold.
 
     Args:
         request: The graph.
         entry: The candidate.
         passes: The shared passes of the later stages, which run within it.
-        vote: The vote of the other ranks; none is asked about eager, which all of them can take.
-        in_fp32: How many of the first products were found to have to stay in float32, earlier.
-        made: What other engines have made of the graph; ``None`` where nothing is shared.
+        vote: The vote of the ranks. It is not used for eager, which all ranks can take.
+        in_fp32: How many of the first products stay in float32, if that is known from earlier.
+        made: Results that engines share; ``None`` if nothing is shared.
         require_working: Refuses an engine that does not work with the installed versions.
-        at_run_time: Whether Dynamo's compile is over, whose control flow is passed on before that.
+        at_run_time: True if Dynamo's compile is over. Before that, Dynamo's control-flow exceptions
+            are raised.
 
     Raises:
-        KeyboardInterrupt, SystemExit: and what the handler of a signal raises. All else is a
-            failure, an ``Exception`` or not.
+        KeyboardInterrupt, SystemExit: these, and exceptions of a signal handler, are raised. All
+            other exceptions are failures of the candidate.
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     is_fallback = entry.backend.may_return_original
@@ -120,7 +122,7 @@ def try_candidate(
     if lacks := _torch.names.off(look=False):
         trial.facts.extra["torch_lacks"] = lacks
     try:
-        with _torch.modes.modes_put_back():  # else the next would be built in those of a region
+        with _torch.modes.modes_put_back():  # a failed build may leave torch's modes changed
             entry.skip(request)
             _decline_forward_mode(entry.backend)
             if not is_fallback:
@@ -144,15 +146,14 @@ def try_candidate(
 
 
 _OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
-"""What a smaller part in bf16 may make good."""
+"""Reasons that may not occur again with a smaller part of the graph in bf16."""
 
 
 def _acceptable(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
-    """What the candidate compiled: on trial in bf16 the largest part whose numbers hold is in it.
+    """Build and verify the candidate; return its callable, and how far its numbers may be off.
 
-    With how far its numbers may be off.
-
-    Ranks that are to take the same engine may not find the same part: there it is all or nothing.
+    On trial in bf16, the largest part of the graph whose numbers hold is computed in bf16. With
+    several ranks it is the whole graph or nothing, because ranks might find different parts.
     """
     entry, parts = trial.entry, iter((0,))
     if entry.on_trial and trial.vote is ranks.NOBODY and entry.bounds_in_bf16:
@@ -172,9 +173,9 @@ def _acceptable(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds
 
 
 def _built_and_verified(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
-    """Build in the candidate's precision, but for so many of the first products, and compare.
+    """Build in the candidate's precision, with the first ``in_fp32`` products in fp32, and verify.
 
-    An engine that computes in bf16 by an option of its own is held to what fp32 is.
+    An engine that computes in bf16 because of its own option has to meet the bounds of fp32.
     """
     entry = trial.entry
     found = _narrowed(trial, in_fp32)
@@ -218,9 +219,9 @@ def _narrowed(trial: _Trial, in_fp32: int) -> Narrow | None:
 
 
 def _decline_forward_mode(backend: Backend) -> None:
-    """Refuse where tensors may carry tangents: an engine computes without them, and says nothing.
+    """Refuse if tensors may carry tangents of forward-mode AD: an engine would silently drop them.
 
-    What AOTAutograd trains has no rule for them; Inductor drops them from what it fuses.
+    AOTAutograd's autograd functions have no rule for tangents; Inductor drops them when it fuses.
     """
     if _torch.modes.is_forward_mode() and not backend.may_return_original:
         what = "no engine computes the tangents of torch.autograd.forward_ad"
@@ -252,10 +253,10 @@ def _build_within_limits(
 
 
 def _build(request: GraphRequest, entry: ChainEntry, terms: BuildTerms) -> Callable[..., Any]:
-    """Build on copies, and find out what the build wrote to all the same; buffers are put back.
+    """Build on copies, and check that the build did not write to the model; restore buffers.
 
     Raises:
-        Refusal: ``rejected``, where it wrote to the model, or did nothing; or the engine's own.
+        Refusal: ``rejected``, if the build wrote to the model or did nothing; or the engine's own.
     """
     backend = entry.backend
     inputs = list(request.example_inputs)
@@ -280,13 +281,16 @@ def _build(request: GraphRequest, entry: ChainEntry, terms: BuildTerms) -> Calla
 
 
 def _compiled(backend: Backend, request: BuildRequest) -> object:
-    """What the backend compiled; with later passes that it does not run itself, part by part."""
+    """Return the backend's callable.
+
+    If the backend does not run later passes itself, it compiles each of AOTAutograd's graphs.
+    """
     passes = request.terms.late
     if passes is None or not passes.shared.late or backend.runs_shared_passes:
         return _answer(backend, request)
 
     def compile_part(functional: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """One of AOTAutograd's graphs, with a proof that the backend did something."""
+        """Compile one of AOTAutograd's graphs, and check that the backend did something."""
         gm = clones.clone_graph(functional)
         compiled = _answer(backend, dataclasses.replace(request, gm=gm, example_inputs=inputs))
         return prove.proven(compiled, None if backend.may_return_original else functional)
@@ -295,7 +299,7 @@ def _compiled(backend: Backend, request: BuildRequest) -> object:
 
 
 def _answer(backend: Backend, request: BuildRequest) -> object:
-    """What the backend compiled; what it says of it is added to the request's facts."""
+    """Build, add the backend's facts to the request's, and return what it compiled."""
     answer = backend.build(request)
     if not isinstance(answer, Build):
         return answer
@@ -306,10 +310,10 @@ def _answer(backend: Backend, request: BuildRequest) -> object:
 
 @contextlib.contextmanager
 def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
-    """Have AOTAutograd make backwards whose failure is the attempt's, and whose numbers are right.
+    """Set AOTAutograd so that backwards are compiled within the attempt, and are right.
 
-    A backend that runs the shared passes itself has AOTAutograd's step in hand, and with it what
-    is donated to a backward; for any other nothing is.
+    A backend that runs the shared passes itself controls AOTAutograd, and so knows which buffers
+    are donated to a backward. For all other backends no buffers are donated.
     """
     with contextlib.ExitStack() as settings:
         settings.enter_context(_torch.aot.backward_lowering_at_once())
@@ -321,7 +325,7 @@ def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
 
 
 def _verify(compiled: Callable[..., Any], trial: _Trial, bounds: Bounds | None) -> None:
-    """Compare with what the eager fallback computes, where the policy asks for it."""
+    """Compare with the eager fallback, if the policy asks for it."""
     if bounds is None or trial.entry.backend.may_return_original:
         return
     compared = verify(compiled, trial.request, trial.passes.shared, bounds, trial.facts)
@@ -330,7 +334,7 @@ def _verify(compiled: Callable[..., Any], trial: _Trial, bounds: Bounds | None) 
 
 
 def _raise_pass_error(error: BaseException) -> None:
-    """Re-raise a pass's error (``on_pass_error="raise"``): it is no fault of the engine's."""
+    """Re-raise a pass's error (``on_pass_error="raise"``), which is not a failure of the engine."""
     for cause in causes(error):
         if isinstance(cause, PassError):
             raise cause
@@ -348,7 +352,7 @@ def _decline_low_coverage(facts: BuildFacts, least: float) -> None:
 
 
 def _record(trial: _Trial, started: float) -> Attempt:
-    """The record of an attempt as it stands, accepted so far."""
+    """Return the record of an attempt as accepted, with its current facts."""
     entry, facts = trial.entry, trial.facts
     options = plain(dict(entry.candidate.options))
     of_policy = {
@@ -375,7 +379,7 @@ def _record(trial: _Trial, started: float) -> Attempt:
 def _failed(trial: _Trial, error: BaseException, started: float) -> Attempt:
     """The record of an attempt that ``error`` ended."""
     status, reason = classify(error)
-    # A plain "no" carries no traceback worth reading; one that wraps an error shows that error.
+    # The traceback of a refusal says nothing. If the refusal has a cause, the cause is shown.
     fault = error.__cause__ if isinstance(error, Refusal) else error
     said = "".join(traceback.format_exception(fault)) if fault else ""
     kind = type(fault).__name__ if fault else ""
@@ -392,7 +396,7 @@ def _failed(trial: _Trial, error: BaseException, started: float) -> Attempt:
 
 
 def _said(error: BaseException, reason: Reason) -> str:
-    """What the record says of an error; where data decide, one line of the five that torch has."""
+    """Return the record's message for an error; torch's text on data dependence is shortened."""
     said = text_of(error)
     if reason is not Reason.DYNAMIC_SHAPE or isinstance(error, Refusal):
         return said

@@ -1,4 +1,4 @@
-"""The candidates of a policy's chain, each with its engine and what is asked of it."""
+"""The candidates of a policy's chain, each with its engine and its settings."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from composer.system import subprocesses
 
 @dataclass(frozen=True, slots=True)
 class ChainEntry:
-    """A candidate of the policy, the engine that its name stands for, and what is asked of it.
+    """A candidate of the policy, the engine that its name stands for, and its settings.
 
     Attributes:
         candidate: The entry of the policy's chain.
         backend: The engine.
         min_coverage: Share of the graph's compute nodes that the engine has to take.
-        bounds: How far its numbers may be off eager's; ``None`` where they are not compared.
-        limits: What its build may take, and whether a child process builds it first.
+        bounds: How far its numbers may be off eager's; ``None`` if they are not compared.
+        limits: The limits of its build, and whether a child process builds it first.
         remember_days: For how many days its failures are remembered; 0 for not at all.
         keep_gib: GiB on disk for the artefacts that builds keep.
-        freeze: Whether the engine may take weights in.
-        barred: Why it must not be tried; empty where it may be.
-        precision: What it computes in; ``None`` where the policy does not say.
-        on_trial: Whether it serves only if its numbers hold. The same candidate in fp32 is next.
-        bounds_in_bf16: ``bounds`` for a graph that was rewritten to bfloat16. One that has no
-            product of float32, say, is not, though the candidate's precision is bf16.
+        freeze: True if the engine may compile weights in as constants.
+        barred: Why it must not be tried; empty if it may be.
+        precision: The precision of the candidate; ``None`` if the policy asks for none.
+        on_trial: True if it serves only if its numbers hold. The same candidate in fp32 is next.
+        bounds_in_bf16: ``bounds`` for a graph that was rewritten to bfloat16. A graph without a
+            product of float32 is not rewritten, and has ``bounds`` even in bf16.
     """
 
     candidate: Candidate
@@ -52,9 +52,10 @@ class ChainEntry:
 
     @property
     def key(self) -> str:
-        """Name, options and precision: what identifies it within this process.
+        """The name, options and precision, which identify the candidate within this process.
 
-        Callables may have one name, as those that one function makes.
+        Different callables may have the same name, such as those that one function makes. So the
+        key of a callable includes its address.
         """
         candidate = self.candidate
         engine = candidate.backend
@@ -64,7 +65,7 @@ class ChainEntry:
         return f"{candidate.name}{which}{given}{' in bf16' if self.precision == 'bf16' else ''}"
 
     def skip(self, request: GraphRequest) -> None:
-        """Refuse where the policy bars the candidate, or it is in quarantine for this graph.
+        """Refuse if the policy bars the candidate, or it is in quarantine for this graph.
 
         Raises:
             Refusal: ``skipped``.
@@ -85,7 +86,7 @@ class ChainEntry:
             failures.remember(self._failure_key(request), request, attempt)
 
     def recall(self, request: GraphRequest, facts: BuildFacts) -> None:
-        """Refuse what an earlier process has seen fail on this graph.
+        """Refuse a candidate that failed on this graph in an earlier process.
 
         Raises:
             Refusal: ``skipped`` with ``known_failure``.
@@ -99,15 +100,15 @@ class ChainEntry:
 
 
 def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, ...]:
-    """Find the engine behind every name, and every slip in them, before anything is tried.
+    """Return the chain with the engine of every name; find mistakes before anything is tried.
 
     Args:
-        policy: With the chain.
-        cache: What may be kept on disk; ``None`` for the defaults.
+        policy: The policy that has the chain.
+        cache: The settings of what is kept on disk; ``None`` for the defaults.
 
     Raises:
-        UnknownNameError: naming every name that is nearly a known one.
-        OptionError: naming every option that its engine does not know.
+        UnknownNameError: names look like misspellings; the error names all of them.
+        OptionError: engines do not know some options; the error names all of them.
     """
     entries: list[ChainEntry] = []
     cache = cache or Cache()
@@ -151,7 +152,7 @@ def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry
 
 
 def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> subprocesses.Limits:
-    """The candidate's own limits, else the policy's; ``isolate`` has the engine's own default."""
+    """Return the candidate's own limits, else the policy's, else the engine's for ``isolate``."""
     isolates = policy.isolate if "isolate" in policy.model_fields_set else backend.isolates_itself
     return subprocesses.Limits(
         isolates if candidate.isolate is None else candidate.isolate,

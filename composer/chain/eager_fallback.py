@@ -1,4 +1,4 @@
-"""What runs where no engine does: the captured graph, and the shared passes of the later stages."""
+"""The eager fallback, for when no engine serves: the captured graph with the later passes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from composer.system import control_flow
 def make_fallback(
     request: GraphRequest, shared: SharedPasses
 ) -> tuple[Callable[..., Any], tuple[PassRecord, ...]]:
-    """The eager fallback of a graph, and the records of the passes that ran within it.
+    """Return the eager fallback of a graph, and the records of the passes that ran within it.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
@@ -30,9 +30,9 @@ def make_fallback(
 
 
 def _fallback(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]:
-    """The graph's own forward; with passes of the later stages, of AOTAutograd's graphs.
+    """Return the graph's own forward or, with later passes, that of AOTAutograd's graphs.
 
-    Where AOTAutograd cannot make those, the passes are recorded as not run.
+    If AOTAutograd cannot make its graphs, the passes are recorded as not run.
     """
     eager = checkpoints.eager_forward(request.gm)
     if passes.shared.late:

@@ -1,13 +1,14 @@
-"""What failed in earlier processes, kept on disk, so that the next one does not pay for it again.
+"""Keeps failures on disk, so that later processes do not repeat them.
 
-Only expensive failures are kept: a crash, a build that exceeded its ``timeout``, and one that
-failed after a second or more. What fails sooner costs little to try again, and may work by then.
-Causes that may be over a moment later do not count: memory that was short, a disk that was full, a
-child process that somebody ended by ``SIGTERM`` or that was slow to start. Nor do those that are no
-part of what a failure is known by: the system's compiler, the limit of recursion, warnings that are
-errors. A child that was killed by
-``SIGKILL`` counts, which is often the system's doing for want of memory: the next process would run
-the same risk, and it may not be the child that is killed.
+Only expensive failures are kept: a crash, a build that exceeded its ``timeout``, and a build that
+failed after a second or more. A faster failure costs little to try again, and may not occur again.
+
+Failures with causes that may soon be gone are not kept: lack of memory, a full disk, a child
+process that was ended by ``SIGTERM`` or was slow to start. Failures whose cause is not part of the
+key are not kept either: the system's compiler, the recursion limit, warnings that are errors.
+
+A child that was killed by ``SIGKILL`` is kept. Often the system killed it for lack of memory. The
+next process would run the same risk, and might be killed instead of its child.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from composer.system.disk import DiskCache, digest_of, this_process
 from composer.system.distribution import version_of
 
 WORTH_SECONDS = 1.0
-"""A failed build is remembered if it took so long."""
+"""A failed build is remembered if it took at least this many seconds."""
 REMEDY = "; `composer cache clear failures` has it tried again"
 DAY = 86_400.0
 _LIMIT = 16 << 20
 _TRACEBACK = 16_000
-"""Characters of a traceback that are kept: its end, where the error is."""
+"""How many characters of a traceback are kept, from its end, where the error is."""
 _BUILDS = (Reason.BUILD_FAILED, Reason.EXPORT_FAILED)
 
 
@@ -49,17 +50,17 @@ def key_of(
     limits: object,
     precision: str | None = None,
 ) -> str | None:
-    """SHA-256 of all that a failure depends on: equal where the same one is to be expected.
+    """Return the SHA-256 of everything that a failure depends on.
 
     Args:
         request: The graph; its key covers shapes, passes and the policy's settings.
         candidate: The entry of the chain.
-        backend: Its engine.
-        limits: What its build may take.
-        precision: What it computes in, where the policy says so.
+        backend: The candidate's engine.
+        limits: The limits of its build.
+        precision: Its precision, if the policy asks for one.
 
     Returns:
-        ``None`` where the engine has no :meth:`~composer.backends.base.Backend.identity`.
+        The key; ``None`` if the engine has no :meth:`~composer.backends.base.Backend.identity`.
     """
     identity = backend.identity()
     if identity is None:
@@ -78,18 +79,18 @@ def key_of(
 
 
 def refuse_known(key: str | None, days: float, facts: BuildFacts) -> None:
-    """Refuse what failed no longer than ``days`` ago.
+    """Refuse a candidate that failed at most ``days`` days ago.
 
-    Failures of this process itself count until :func:`composer.reset`. Those from more than a day
-    ahead do not count: the clock was wrong, and nobody knows how old they are.
+    Failures of this process itself count until :func:`composer.reset`. Failures dated more than a
+    day in the future do not count: a clock was wrong, and their age is unknown.
 
     Args:
-        key: Of :func:`key_of`.
+        key: The result of :func:`key_of`.
         days: How long a failure is remembered.
-        facts: Of the attempt, where it is said if the failures cannot be read.
+        facts: The facts of the attempt, which say if the failures cannot be read.
 
     Raises:
-        Refusal: ``skipped`` with ``known_failure``, and the traceback of that time.
+        Refusal: ``skipped`` with ``known_failure``, and the traceback of the kept failure.
     """
     if key is None:
         return
@@ -110,13 +111,14 @@ def refuse_known(key: str | None, days: float, facts: BuildFacts) -> None:
 
 
 def is_expensive(attempt: Attempt, error: BaseException) -> bool:
-    """Whether a failure was expensive enough to be remembered.
+    """Return True if a failure was expensive enough to be remembered.
 
-    What is no ``Exception`` may have come from outside: a time limit that another thread set.
+    An error that is not an ``Exception`` is not remembered. It may have come from outside, such as
+    a time limit that another thread set.
 
     Args:
-        attempt: What became of the candidate.
-        error: What ended it.
+        attempt: The candidate's record.
+        error: The error that ended the attempt.
     """
     if isinstance(error, SandboxRefusal) and error.by_others:
         return False
@@ -133,7 +135,7 @@ def is_expensive(attempt: Attempt, error: BaseException) -> bool:
 
 
 def _is_the_environments(error: BaseException) -> bool:
-    """Whether another compiler, limit or filter of warnings may have the same build succeed."""
+    """Return True if the build may succeed with another compiler, limit or warnings filter."""
     return isinstance(error, RecursionError | Warning) or _torch.inductor.is_compilers(error)
 
 
@@ -141,9 +143,9 @@ def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:
     """Keep a failure for this process and others.
 
     Args:
-        key: Of :func:`key_of`.
+        key: The result of :func:`key_of`.
         request: The graph.
-        attempt: What became of the candidate; where it cannot be kept, its record says why.
+        attempt: The candidate's record. If it cannot be kept, the record says why.
     """
     if key is None:
         return
@@ -177,7 +179,7 @@ def _ago(seconds: float) -> str:
 
 
 def _device(device: str) -> list[Any]:
-    """The kind of machine: several machines may share one cache."""
+    """Return the kind of machine, since several machines may share one cache."""
     if device.startswith("cuda") and torch.cuda.is_available():
         return [torch.cuda.get_device_name(device), *torch.cuda.get_device_capability(device)]
     return [device.partition(":")[0], platform.machine(), torch.backends.cpu.get_cpu_capability()]

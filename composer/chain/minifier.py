@@ -1,9 +1,9 @@
-"""torch's minifier, which is to see the failures that composer would answer for.
+"""Lets torch's minifier see failures for which composer would otherwise use a fallback.
 
-It cuts a graph that fails down to the smallest that still does
+The minifier reduces a graph that fails to a smaller graph that still fails
 (https://docs.pytorch.org/docs/main/user_guide/torch_compiler/torch.compiler_troubleshooting.html).
-While it looks, a candidate that fails raises, and so does an engine at a call. Its script runs in a
-process of its own, and so has the policy in it.
+While it is on, errors of candidates and of engines at a call are raised. The minifier's script runs
+in another process, so the policy is written into it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from composer.policy import Candidate, Facts, OnRuntimeError, Verify, Worded
 
 
 def loud(rules: Rules) -> Rules:
-    """The rules; where torch's minifier looks for failures, such as let it see them.
+    """Return the rules, changed to raise errors if torch's minifier looks for failures.
 
-    Where it looks for wrong numbers, they are not compared here first.
+    If it looks for wrong numbers, composer does not compare numbers first.
     """
     looks_for = _torch.minifier.minifier_looks_for()
     if not looks_for:
@@ -41,11 +41,11 @@ def loud(rules: Rules) -> Rules:
 
 
 def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], given: Mapping[str, Any]) -> str:
-    """The lines by which a script of the minifier has the policy in force for this graph.
+    """Return lines for the minifier's script that set the policy in force for this graph.
 
     Args:
         gm: The graph.
-        inputs: Of the call.
+        inputs: The inputs of the call.
         given: ``mode`` and ``options`` of ``torch.compile``.
     """
     mode, options = given.get("mode"), given.get("options")
@@ -66,7 +66,7 @@ def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], given: Mapping[str
 
 
 def _spelled(value: Any) -> Any:
-    """A value as a file would have it; what code alone can give as ``"module:name"``."""
+    """Return a value as in a policy file; an object of code becomes ``"module:name"``."""
     if isinstance(value, Candidate):
         rest = _spelled({name: getattr(value, name) for name in value.model_fields_set})
         return rest | {"backend": _spelled(value.backend)}

@@ -1,15 +1,15 @@
-"""Mixed precision: the part of a graph that holds in bfloat16 where the whole of it does not.
+"""Mixed precision: computes a part of a graph in bfloat16 if the whole graph is not exact enough.
 
-What is rounded early in a graph goes through all that follows: of a ResNet's error in bfloat16 the
-first third of its convolutions make nearly all. So products are kept in float32 from the first on,
-and no more of them than have to be.
+An early rounding error passes through all later operations: the first third of a ResNet's
+convolutions causes nearly all of its error in bfloat16. So the first products are kept in float32,
+as few of them as possible.
 
-How many is found by bisection, before an engine is built for the rest: the rewritten graph runs
-eagerly on the first call's inputs, and its numbers are compared with eager's. Engines round at
-other places, too, so theirs decide in the end.
+Their number is found by bisection, before an engine is built: the rewritten graph runs eagerly on
+the first call's inputs, and its numbers are compared with eager's. Engines also round at other
+places. So the engine's own numbers are compared in the end, and decide.
 
-Kin: what finds a precision for each layer of a quantized model by its share of the error (HAWQ,
-arXiv:1905.03696).
+Related work: HAWQ (arXiv:1905.03696) chooses a precision for each layer of a quantized model by the
+layer's share of the error.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ from composer.records import GraphRequest
 from composer.system import control_flow
 
 _STEPS, _FEWEST = 32, 4
-"""Into how many steps the products are divided, and how many of those bfloat16 is worth it for."""
+"""The products are divided into 32 steps. bfloat16 is worth it for at least 4 of them."""
 
 _HOPELESS = 2.0
-"""How many times the error that is allowed is more than engines differ from what is run here."""
+"""An engine is not tried entirely in bfloat16 if the error measured here is more than this many
+times the allowed error. Engines do not differ that much from the graph that runs here."""
 
 _MARGINS = (0.9, 0.6)
-"""Which shares of the error that is allowed a part may make here, first and if that is not enough:
-the engine has some left for what it rounds besides."""
+"""The shares of the allowed error that a part may have here. The second is used if an engine fails
+with the first. The rest is left for the engine's additional rounding."""
 
 _LONG = 2.0
-"""Seconds of a run from which on it is not repeated to look for a part."""
+"""If one run takes more seconds than this, no part is looked for, since that needs many runs."""
 
 
 def parts(request: GraphRequest, bounds: LowPrecisionBounds, shared: SharedPasses) -> Iterator[int]:
-    """How many of the first products to keep in float32, in the order in which to try it.
+    """Yield how many of the first products to keep in float32, in the order to try.
 
-    None at first, unless all in bfloat16 is beyond hope. Each is looked for when it is asked for.
+    The first number is 0, unless the error with all products in bfloat16 is far too large. Each
+    further number is searched only when it is asked for.
 
     Args:
         request: The graph, and the first call's inputs.
         bounds: How far numbers may be off.
-        shared: The passes of the later stages, which are part of the program.
+        shared: The passes of the later stages, which the compared graphs run too.
     """
     tried: set[int] = set()
     try:
@@ -74,14 +76,14 @@ def parts(request: GraphRequest, bounds: LowPrecisionBounds, shared: SharedPasse
 
 
 class _NotMeasured(Exception):
-    """The graph cannot be run to compare its numbers, or that would take too long."""
+    """The graph cannot be run to compare its numbers, or a run takes too long."""
 
 
 class _Errors:
-    """How far a graph is off with its products in bfloat16 but for some of the first.
+    """Measures the error of a graph with all but the first few products in bfloat16.
 
     Raises:
-        Stays: it has no such product, or is not to be tried in bfloat16.
+        Stays: the graph has no such product, or is not to be tried in bfloat16.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class _Errors:
         self._eager: Run | None = None
 
     def of(self, in_fp32: int) -> float:
-        """The largest error of any value, as a share of what is allowed.
+        """Return the largest error of any value, as a multiple of the allowed error.
 
         Raises:
             _NotMeasured: eager itself cannot be run, draws random numbers, or takes too long.
@@ -108,10 +110,12 @@ class _Errors:
         return self._errors[key]
 
     def first_within(self, margin: float) -> int:
-        """The fewest products to keep so that the error is within; 0 where that are too many.
+        """Return the fewest products to keep in float32 for an error of at most ``margin``.
+
+        The result is 0 if too few products would be left for bfloat16.
 
         Raises:
-            _NotMeasured: as above.
+            _NotMeasured: as for :meth:`of`.
         """
         without, within = 0, _STEPS - _FEWEST + 1
         while within - without > 1:
@@ -123,7 +127,7 @@ class _Errors:
         return self._at(within) if within <= _STEPS - _FEWEST else 0
 
     def let_go(self) -> None:
-        """Keep no values while an engine is built."""
+        """Release eager's values, so that they take no memory while an engine is built."""
         self._eager = None
 
     def _at(self, step: int) -> int:
@@ -167,7 +171,7 @@ class _Errors:
 
 
 def _off(mine: object, eagers: object, bounds: LowPrecisionBounds) -> float:
-    """The largest error of a value by what is allowed; infinite where nothing is."""
+    """Return a value's largest error divided by the allowed error; infinite if none is allowed."""
     if not isinstance(mine, torch.Tensor) or not isinstance(eagers, torch.Tensor):
         return 0.0
     if not eagers.is_floating_point() and not eagers.is_complex():

@@ -1,9 +1,8 @@
 """The policy's ``precision``: the graph with its matrix products and convolutions in bfloat16.
 
-The graph is rewritten on a copy, for all candidates that compute in bf16
-(:class:`~composer.passes.lower_precision.LowerPrecision`), or in a part of it
-(:mod:`composer.chain.mixed_precision`); the others and the eager fallback keep the graph as it was
-captured.
+A copy of the graph is rewritten (:class:`~composer.passes.lower_precision.LowerPrecision`), for the
+candidates that compute all or a part of it (:mod:`composer.chain.mixed_precision`) in bf16. All
+other candidates and the eager fallback keep the graph as it was captured.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from composer.records import GraphRequest
 
 
 class Stays(Exception):
-    """The graph is not rewritten, and why."""
+    """Raised if the graph is not rewritten; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """A graph in bfloat16.
+    """A graph whose products and convolutions are in bfloat16.
 
     Attributes:
-        request: The graph, with rounded weights among its inputs. A weight that is read in both
-            precisions stays, and its rounded copy is a further input behind all others.
-        products: How many operations it computes in bfloat16.
+        request: The graph, with rounded weights among its inputs. If a weight is read in both
+            precisions, it stays an input and its rounded copy is an additional last input.
+        products: How many operations the graph computes in bfloat16.
         around: Wraps what was compiled for this graph so that it takes the captured graph's inputs.
         copies: The rounded weights, kept alive until an engine holds them.
     """
@@ -54,14 +53,14 @@ class Narrow:
 def narrow(
     request: GraphRequest, *, on_trial: bool, marks: bool = False, in_fp32: int = 0
 ) -> Narrow:
-    """The graph with its products in bfloat16, the weights among their operands rounded once.
+    """Return the graph with its products in bfloat16; their weights are rounded once, ahead.
 
     Args:
-        request: The graph as every candidate is given it, and the inputs of a call.
-        on_trial: Rewrite only where that may be faster and the numbers can be compared: on a
+        request: The graph that every candidate is given, and the inputs of a call.
+        on_trial: Rewrite only if bf16 may be faster and the numbers can be compared: on a
             processor with bf16 arithmetic, and not in training.
-        marks: For an engine that chooses its precision: leave the graph as it is where all of it
-            may be in bfloat16, and mark the part that may be where it is a part.
+        marks: For an engine that chooses the precision itself. The graph is not rewritten. If
+            ``in_fp32`` is not 0, the nodes that may be in bfloat16 are marked.
         in_fp32: How many products, from the first on, stay in float32.
 
     Raises:
@@ -86,7 +85,7 @@ def _why_not(request: GraphRequest) -> str:
 
 
 def _why_not_tried(request: GraphRequest) -> str:
-    """Why bf16 would not be faster here, or its numbers could not be compared."""
+    """Return why bf16 cannot be faster or cannot be compared here; empty if it can be tried."""
     if request.training:
         return "the graph trains"
     if not _torch.processor.multiplies_bf16():
@@ -99,18 +98,18 @@ def _why_not_tried(request: GraphRequest) -> str:
 
 
 Rewritten = tuple[torch.fx.GraphModule, int]
-"""A graph, and how many of its products take bfloat16."""
+"""A graph, and how many of its products are in bfloat16."""
 
 
 def _rewritten(request: GraphRequest, in_fp32: int) -> Rewritten:
-    """The graph with all products but the first ``in_fp32`` in bfloat16.
+    """Return the graph with all products except the first ``in_fp32`` in bfloat16.
 
     Raises:
-        Stays: it cannot be rewritten.
+        Stays: the graph cannot be rewritten.
     """
     known: dict[int, Rewritten | str] = request.made_of_graph().setdefault("rewritten", {})
     if in_fp32 not in known:
-        for part in known.keys() - {0}:  # one after the other is looked at, and mostly not used
+        for part in known.keys() - {0}:  # parts are tried one after the other; keep only the last
             del known[part]
         known[in_fp32] = _rewrite(request, in_fp32)
     found = known[in_fp32]
@@ -120,7 +119,7 @@ def _rewritten(request: GraphRequest, in_fp32: int) -> Rewritten:
 
 
 def _marked(request: GraphRequest, in_fp32: int) -> GraphRequest:
-    """The graph with all marked that stands behind so many of its products."""
+    """Return the graph with every node marked from the first product in bfloat16 on."""
     gm = _copy_at_aten(request)
     nodes = list(gm.graph.nodes)
     for node in nodes[nodes.index(products_of(gm)[in_fp32]) :]:
@@ -130,7 +129,10 @@ def _marked(request: GraphRequest, in_fp32: int) -> GraphRequest:
 
 
 def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
-    """The graph in ATen. It is kept: a candidate at run time cannot capture its symbols again."""
+    """Return a copy of the graph in ATen operators.
+
+    The ATen graph is kept, because the symbols cannot be captured again at run time.
+    """
     made = request.made_of_graph()
     if "aten" not in made:
         with _torch.modes.modes_put_back():
@@ -151,9 +153,9 @@ def _rewrite(request: GraphRequest, in_fp32: int) -> Rewritten | str:
 
 
 def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int) -> Narrow:
-    """Replace the weights that the graph rounds at every call by copies that are rounded once.
+    """Replace weights that the graph would round at every call by copies that are rounded once.
 
-    Not in training, where weights change and gradients flow through the rounding.
+    This is not done in training, where weights change and gradients flow through the rounding.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     written = writes.assigned_inputs(request.gm)
@@ -190,12 +192,12 @@ def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int)
 
 
 def _is_fixed(placeholder: torch.fx.Node) -> bool:
-    """Whether a weight's sizes are; one of dynamic size is left to the graph."""
+    """Return True if a weight has no dynamic size; others are rounded by the graph."""
     return all(isinstance(size, int) for size in placeholder.meta["val"].shape)
 
 
 def _added(graph: torch.fx.Graph, weight: torch.fx.Node) -> torch.fx.Node:
-    """A placeholder behind all others, for the copy of a weight that is passed in itself, too."""
+    """Add a last placeholder, for the copy of a weight that also stays an input itself."""
     last = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last):
         added = graph.placeholder(f"{weight.target}_in_bf16")
@@ -205,7 +207,7 @@ def _added(graph: torch.fx.Graph, weight: torch.fx.Node) -> torch.fx.Node:
 
 
 def _retype(weight: torch.fx.Node, placeholder: torch.fx.Node, copy: torch.Tensor) -> None:
-    """Have all that read the rounded ``weight`` read ``placeholder``, which is the ``copy``."""
+    """Make all users of the rounded ``weight`` read ``placeholder``, the input of ``copy``."""
     casts = casts_in(weight)
     placeholder.meta["val"] = placeholder.meta["example_value"] = casts[0].meta["val"]
     fake = _torch.fakes.fake_of_fixed_size(copy)

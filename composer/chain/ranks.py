@@ -267,7 +267,7 @@ class _Agreement:
         return fate
 
     def _is_elsewhere(self, rank: int) -> bool:
-        """Whether a rank compiles, or has compiled since this one began, a graph unknown here.
+        """True if a rank compiles, or has compiled since this one began, a graph unknown here.
 
         If it waits there, it waits for this rank, so this rank must not wait for it. Nor does this
         rank wait if the other has compiled as many graphs as this one, and the last of them is
@@ -281,7 +281,7 @@ class _Agreement:
         return gone and not self._has(f"{graph}/here/{self._rank}")
 
     def _stays(self, rank: int) -> bool:
-        """Whether a rank keeps what it compiled before, while this rank compiles again."""
+        """Return True if a rank keeps its earlier compile while this rank compiles again."""
         waited = time.monotonic() - self._began
         return (
             self._again and waited >= self._company and not self._has(f"{self._graph}/here/{rank}")

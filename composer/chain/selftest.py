@@ -1,4 +1,4 @@
-"""Small graphs by which an engine proves that it works with the versions that are installed.
+"""Tests on small graphs that an engine works with the installed versions.
 
 :func:`require` runs them before an engine's first use, once for these versions of the engine, torch
 and Python on this machine, and keeps the outcome on disk. An engine that fails is refused with one
@@ -34,7 +34,7 @@ from composer.system.distribution import version_of
 
 _LIMIT = 1 << 20
 _INCOMPATIBLE = (Status.FAILED, Status.REJECTED, Status.UNAVAILABLE)
-"""What becomes of an engine that does not work; one that declines a graph says why by itself."""
+"""The statuses that show that an engine does not work. Declining a graph is not one of them."""
 
 
 def cache() -> DiskCache:
@@ -47,10 +47,10 @@ class _Case:
     """A graph that an engine is tried on.
 
     Attributes:
-        name: What it shows.
+        name: The name of the feature that it tests.
         function: The program.
         inputs: Its arguments on a device.
-        training: Whether the backward is made and compared as well.
+        training: True if the backward is compiled and compared as well.
     """
 
     name: str
@@ -93,7 +93,7 @@ _CASES = (
 
 
 def require(entry: ChainEntry, request: GraphRequest) -> None:
-    """Refuse an engine that does not work with the versions that are installed.
+    """Refuse an engine that does not work with the installed versions.
 
     Args:
         entry: The candidate that is about to be built.
@@ -114,7 +114,7 @@ def require(entry: ChainEntry, request: GraphRequest) -> None:
 
 
 def _outcome(entry: ChainEntry, device: str) -> str:
-    """Why the engine does not work; empty where it does. Kept from an earlier process, or new."""
+    """Return why the engine does not work; empty if it does. The result is kept on disk."""
     key = _key(entry.backend, device)
     kept = cache().get(key) if key else None
     if kept is not None:
@@ -124,10 +124,10 @@ def _outcome(entry: ChainEntry, device: str) -> str:
 
 
 def _keep(entry: ChainEntry, key: str | None, attempts: Mapping[str, Attempt]) -> str:
-    """Keep what became of an engine on the small graphs, and say why it does not work."""
+    """Keep the results of an engine on the small graphs; return why it does not work."""
     failed = [each for each in attempts.values() if each.status in _INCOMPATIBLE]
     if any(each.reason is Reason.OUT_OF_MEMORY for each in failed):
-        return ""  # which says nothing of the versions
+        return ""  # the result says nothing about the versions
     name = entry.candidate.name
     why = _told(name, entry.backend, first_line(failed[0].message)) if failed else ""
     if key:
@@ -136,9 +136,9 @@ def _keep(entry: ChainEntry, key: str | None, attempts: Mapping[str, Attempt]) -
 
 
 def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
-    """The work of a child process for ``composer doctor``: the attempts on the small graphs.
+    """Make the attempts on the small graphs in a child process, for ``composer doctor``.
 
-    The outcome takes the place of the one that is kept.
+    The outcome replaces the one that is kept on disk.
     """
     asked = json.loads(payload)
     ready()
@@ -151,9 +151,9 @@ def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
 
 
 def run_all(candidate: Candidate, device: str) -> dict[str, Attempt]:
-    """What became of the engine on each small graph, by the graph's name.
+    """Return the engine's attempt on each small graph, by the graph's name.
 
-    The passes and settings of the compile under way do not reach them, nor do the program's modes.
+    They do not depend on the passes and settings of the current compile, or on the program's modes.
 
     Args:
         candidate: The engine.
@@ -166,9 +166,9 @@ def run_all(candidate: Candidate, device: str) -> dict[str, Attempt]:
 
 
 def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
-    """One attempt, compared with eager.
+    """Make one attempt, compared with eager.
 
-    In this thread: in a forked child of torch 2.11 another thread would end the process.
+    It runs in this thread: in a forked child with torch 2.11, another thread would end the process.
     """
     policy = Policy(
         chain=(candidate,),
@@ -188,7 +188,7 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
 
 
 def _key(backend: Backend, device: str) -> str | None:
-    """By what an outcome is known; ``None`` where the engine cannot say what it is."""
+    """Return the key of an outcome; ``None`` if the engine has no identity."""
     identity = backend.identity()
     if identity is None:
         return None
@@ -199,7 +199,7 @@ def _key(backend: Backend, device: str) -> str | None:
 
 
 def _told(name: str, backend: Backend, why: str) -> str:
-    """For the record: the versions that do not work together, and what to do."""
+    """Return the record's message: the versions that do not work together, and what to do."""
     engine = [f"{each} {version}" for each in backend.packages if (version := version_of(each))]
     around = f"torch {torch.__version__} and Python {platform.python_version()}"
     unverified = "; ".join(distribution.outside_verified())

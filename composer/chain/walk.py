@@ -33,21 +33,21 @@ def walk(
     at_run_time: bool = False,
     made: dict[str, object] | None = None,
 ) -> Outcome:
-    """Try one candidate after the other, and choose who serves the graph.
+    """Try one candidate after the other, and choose which one serves the graph.
 
-    Without a ``benchmark`` that is the first candidate that is accepted, else the fastest of those
-    that are. The eager fallback serves where no candidate does.
+    Without a ``benchmark``, the first accepted candidate serves; with one, the fastest of the
+    accepted ones. The eager fallback serves if no candidate does.
 
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
         entries: The chain.
         shared: The passes of the later stages, which every candidate and the eager fallback run.
-        benchmark: How the fastest is found; ``None`` takes the first that is accepted.
+        benchmark: How to find the fastest; ``None`` takes the first that is accepted.
         strict: End the walk at the first candidate that is not accepted.
         agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
-        at_run_time: Whether Dynamo's compile is over. Its control-flow exceptions then fail a
+        at_run_time: True if Dynamo's compile is over. Its control-flow exceptions then fail a
             candidate, as any other error does.
-        made: What engines have made of the graph in another walk; they share it with these.
+        made: Results that engines share between walks over the same graph.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
@@ -73,7 +73,7 @@ def walk(
                     require_working=selftest.require,
                     at_run_time=at_run_time,
                 )
-            if tried.error is not None:  # one that was expensive is remembered
+            if tried.error is not None:  # an expensive failure is remembered
                 entry.remember(request, tried.attempt, tried.error)
             return dataclasses.replace(tried, passes=passes.records)
 
@@ -87,7 +87,7 @@ def walk(
 def verdict_cache(
     request: GraphRequest, entries: Sequence[ChainEntry], benchmark: select.Benchmark
 ) -> verdicts.VerdictCache | None:
-    """Where the verdict of a benchmark is kept; ``None`` where the policy remembers none."""
+    """Return the cache of a benchmark's verdict; ``None`` if the policy remembers none."""
     if not benchmark.terms:
         return None
     engines = [(each.candidate.name, each.backend) for each in entries]
@@ -101,13 +101,13 @@ def _try_in_turn(
     *,
     strict: bool,
 ) -> Iterator[choice.Tried]:
-    """Yield the candidates in turn; an accepted one that is eager itself ends the chain.
+    """Yield the tried candidates in turn, up to an accepted one that is eager itself.
 
     Args:
         trial: Tries the candidate at a place of the chain.
         number: How many candidates there are.
-        done: Those that were tried before, by their places.
-        strict: End at the first that is not accepted.
+        done: Candidates that were tried before, by their places.
+        strict: End at the first candidate that is not accepted.
     """
     for place in range(number):
         tried = done.get(place) or trial(place)
@@ -124,12 +124,12 @@ _FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
 def objection(
     outcome: Outcome, *, strict: bool, on_exhausted: str, shows_faults: bool = False
 ) -> Exception | None:
-    """The error to raise where the user asked for one rather than for a fallback.
+    """Return the error to raise, if the user asked for an error rather than a fallback.
 
-    That is a ``CandidateError`` under ``strict`` when a candidate was not accepted, and
-    ``ChainExhausted`` under ``on_exhausted="raise"`` when none was. A candidate that was measured
-    to be slower had been accepted before, and one on trial need not be accepted. With
-    ``shows_faults`` it is the error itself of the first candidate that failed.
+    It is a ``CandidateError`` under ``strict`` if a candidate was not accepted, and
+    ``ChainExhausted`` under ``on_exhausted="raise"`` if none was. A candidate that was slower in a
+    benchmark counts as accepted, and one on trial need not be accepted. With ``shows_faults``, it
+    is the error of the first candidate that failed.
     """
     refused = [(attempt, cause) for attempt, cause in outcome.ends if cause is not None]
     for attempt, cause in refused:
@@ -143,7 +143,7 @@ def objection(
 
 
 def _as_exception(attempt: Attempt, cause: BaseException) -> Exception:
-    """What ended an attempt, as a group of exceptions can hold it."""
+    """Return the error that ended an attempt, in a form that an ExceptionGroup can hold."""
     if not isinstance(cause, Exception):
         return _candidate_error(attempt, cause)
     return _with_lines(attempt, cause)
@@ -156,7 +156,7 @@ def _candidate_error(attempt: Attempt, cause: BaseException) -> CandidateError:
 
 
 def _with_lines(attempt: Attempt, cause: E) -> E:
-    """The error with its traceback as a note: its frames are gone with the attempt."""
+    """Return the error with its traceback as a note, because its frames were released."""
     if attempt.traceback:
         cause.add_note(attempt.traceback)
     return cause

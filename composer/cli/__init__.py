@@ -45,7 +45,7 @@ COMMANDS = {
     "passes": ("passes:app", "The shared passes that a policy can name."),
     "policy": ("policy:app", "Policies of models, in a file."),
 }
-"""Where each command is, and the line that stands for it in the list."""
+"""The place of each command, and its line in the list of commands."""
 
 _RUN_SCRIPTS = ("run", "lock")
 

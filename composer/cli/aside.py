@@ -1,4 +1,4 @@
-"""Keeping what the user's code prints out of what a program reads on stdout."""
+"""Keeps the output of the user's code out of the JSON that another program reads on stdout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STDOUT, _STDERR = 1, 2
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Send to stderr what is printed, by this process and by those that it starts."""
+    """Redirect stdout to stderr, for this process and the processes that it starts."""
     _flush()
     kept = os.dup(_STDOUT)
     _point_away()
@@ -29,7 +29,7 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def _point_away() -> None:
-    """To stderr, or to nowhere where that is closed."""
+    """Redirect stdout to stderr, or to the null device if stderr is closed."""
     try:
         os.dup2(_STDERR, _STDOUT)
     except OSError:
@@ -39,7 +39,7 @@ def _point_away() -> None:
 
 
 def _flush() -> None:
-    """Write out what Python and C hold back of what was printed."""
+    """Flush the output buffers of Python and of C."""
     for stream in (sys.stdout, sys.__stdout__):
         if stream is not None:
             stream.flush()

@@ -112,7 +112,7 @@ def _ranked(
     *,
     remember: bool,
 ) -> Ranking:
-    """Run the user's code: import it, make the model and time it. Its own error ends the bench."""
+    """Import the user's code, make the model and time it; an error of that code ends the bench."""
     try:
         subject = workload.build(_check_policy)
         with shown(), nullcontext() if remember else nothing_remembered():
@@ -126,10 +126,10 @@ def _ranked(
 
 
 def _check_policy() -> None:
-    """Find mistakes in the policy in force before anybody waits for a model to be made.
+    """Find mistakes in the policy in force before the model is made, which takes time.
 
     Raises:
-        OptionError, UnknownNameError: naming them.
+        OptionError, UnknownNameError: there are mistakes; the error names them.
     """
     config.resolve(Facts("", "", "", False, False), configured=session.current().configured)
 
@@ -139,7 +139,7 @@ def _policy(ranking: Ranking, workload: Workload) -> str:
 
 
 def _written(policy: str, path: Path) -> str:
-    """Write the policy; why that could not be done."""
+    """Write the policy; return why that failed, or an empty string."""
     try:
         path.write_text(policy, encoding="utf-8")
     except OSError as error:
@@ -148,7 +148,7 @@ def _written(policy: str, path: Path) -> str:
 
 
 def _matches(ranking: Ranking, workload: Workload) -> Sequence[str]:
-    """Globs for the names that a script's module has; none where the names are what they are."""
+    """Return globs for all names that a script's module may have; none if it is not a script."""
     names = ranking.models if workload.is_script else ()
     return tuple(dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in names))
 
@@ -158,7 +158,7 @@ def _trains(subject: Subject) -> bool:
 
 
 def _chain(text: str | None) -> Sequence[Any]:
-    """Names with commas between, or a chain as in a file; nothing where none was given."""
+    """Return a chain from names with commas between, or from TOML; empty if none is given."""
     if text is None:
         return ()
     is_toml = any(mark in text for mark in "{[\"'")
@@ -170,7 +170,7 @@ def _chain(text: str | None) -> Sequence[Any]:
 
 
 def _of_toml(text: str) -> Sequence[Any]:
-    """A list of TOML, with its brackets or without."""
+    """Return a list of TOML, written with or without its brackets."""
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         return list(tomllib.loads(f"chain = [{inner}]")["chain"])
@@ -180,7 +180,7 @@ def _of_toml(text: str) -> Sequence[Any]:
 
 
 def _measured() -> str:
-    """When, and on what: the CPU's capability and the number of threads decide much."""
+    """Return when and on what machine it was measured, with CPU capability and threads."""
     now = datetime.now(UTC).date().isoformat()
     kind = torch.backends.cpu.get_cpu_capability()
     threads = counted(torch.get_num_threads(), "thread")
@@ -188,7 +188,7 @@ def _measured() -> str:
 
 
 def _print(ranking: Ranking) -> None:
-    """The table of times, and below it what a cell would be too narrow for."""
+    """Print the table of times, and below it the texts that are too long for a cell."""
     console = Console(highlight=False)
     console.print(_table(ranking))
     refusals = [f"{each.label}: {why}" for each in ranking.standings for why in each.refusals]

@@ -27,7 +27,7 @@ app = typer.Typer(help="What is kept on disk between processes.", no_args_is_hel
 
 
 def _caches_of(kind: str) -> dict[str, DiskCache]:
-    """What is kept of a kind, or of every kind where that is empty, by its name."""
+    """Return the caches of a kind, or of every kind if it is empty, by name."""
     ours = [each.cache() for each in (failures, selftest, artefacts, verdicts)]
     known = {each.name: each for each in (*ours, tensorrt.plans(), tensorrt.timings())}
     if kind and kind not in known:
@@ -38,7 +38,7 @@ def _caches_of(kind: str) -> dict[str, DiskCache]:
 Kind = Annotated[str, typer.Argument(help="Such as failures; by default everything.")]
 
 _SHOWN = 10
-"""Of each kind the newest so many are listed, unless one kind is asked for."""
+"""How many of the newest entries of each kind are listed, unless one kind is asked for."""
 
 
 @app.command("list")
@@ -99,7 +99,7 @@ _LOWERED = {
     "graph": "which ONNX model a captured graph becomes",
     "vocabulary": "what the exporter can translate",
 }
-"""What the lowering keeps, by kind."""
+"""The text for an entry of the lowering's cache, by kind."""
 
 
 def _number(entries: int) -> str:
@@ -119,7 +119,7 @@ def _row(kind: str, entry: Entry) -> dict[str, Any]:
 
 
 def _what(facts: dict[str, Any]) -> str:
-    """One line for a person: the engine, the model, and what became of it."""
+    """Return an entry as one line: the engine, the model, and the result."""
     if "candidates" in facts:
         return verdicts.sentence(facts)
     if "library" in facts:

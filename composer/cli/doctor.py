@@ -33,35 +33,36 @@ _PACKAGES = {
     "onnxrt": ("onnxruntime", "onnxruntime-gpu"),
     "openvino": ("openvino",),
 }
-"""The distributions whose version says most about an engine: the first that is installed. Torch
-itself for the others."""
+"""The distributions whose version is shown for an engine: the first that is installed. torch's
+version is shown for the other engines."""
 
 _ABSENT = (Reason.NOT_INSTALLED, Reason.NO_DEVICE, Reason.DRIVER_MISSING, Reason.NOT_REGISTERED)
-"""Why an engine cannot be here at all. In a chain that the user did not write that is no fault."""
+"""The reasons why an engine cannot work on this machine. If the user did not write the chain, they
+are not an error."""
 
 _GOOD = Status.SUCCEEDED
 
 _SECONDS = 180.0
-"""How long an engine may take for its small graphs."""
+"""Seconds that an engine may take for its small graphs."""
 
 Engine = Annotated[str, typer.Argument(help="One engine; by default all of them.")]
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is said of one engine.
+    """The result for one engine, a row of the table.
 
     Attributes:
-        engine: Its name.
-        works: Whether it ran a graph, and gave eager's numbers, on one of the devices.
-        trains: Whether it did so with a backward.
-        in_chain: Whether the chain in force tries it.
-        version: Of the package that it is made of.
+        engine: The engine's name.
+        works: True if it ran a graph on one of the devices, with eager's numbers.
+        trains: True if it did so with a backward.
+        in_chain: True if the chain in force has it.
+        version: The version of its package.
         devices: The kinds of device on which it works.
-        keeps_nan: Whether it claims to give NaN wherever eager does; ``None`` if it does not say.
+        keeps_nan: True if it claims to give NaN wherever eager does; ``None`` if it does not say.
         reason: The code of the reason why it does not work.
-        message: The same in words.
-        install: The command that brings what it lacks.
+        message: The reason in words.
+        install: The command that installs what it lacks.
     """
 
     engine: str
@@ -110,7 +111,7 @@ def _devices() -> Iterator[str]:
 
 
 def _request(device: str) -> GraphRequest:
-    """A graph of one operation, to ask engines about."""
+    """Return a graph of one operation, with which engines are probed."""
     graph = torch.fx.Graph()
     graph.output((graph.call_function(torch.relu, (graph.placeholder("x"),)),))
     gm = torch.fx.GraphModule(torch.nn.Module(), graph)
@@ -118,7 +119,7 @@ def _request(device: str) -> GraphRequest:
 
 
 def _chain_in_force(request: GraphRequest) -> tuple[list[str], bool]:
-    """The engines of the policy in force for any model, and whether the user chose them."""
+    """Return the engines of the policy in force for any model, and True if the user chose them."""
     try:
         rules = config.resolve(
             Facts.of(request),
@@ -138,7 +139,7 @@ def _refuse_unknown(engine: str) -> None:
 
 
 def _row(name: str, requests: Sequence[GraphRequest], *, in_chain: bool) -> _Row:
-    """Try an engine on each device; where it works on none, the first says why."""
+    """Try an engine on each device; if it works on none, the reason is that of the first."""
     tried = {torch.device(each.device).type: _attempts(name, each) for each in requests}
     works = [device for device, each in tried.items() if each["inference"]["status"] == _GOOD]
     trains = any(tried[device]["training"]["status"] == _GOOD for device in works)
@@ -159,7 +160,7 @@ def _row(name: str, requests: Sequence[GraphRequest], *, in_chain: bool) -> _Row
 
 
 def _attempts(name: str, request: GraphRequest) -> Mapping[str, Mapping[str, Any]]:
-    """What became of the engine on each small graph. They are built in a child process."""
+    """Return the engine's attempt on each small graph, made in a child process."""
     payload = json.dumps({"engine": name, "device": torch.device(request.device).type}).encode()
     limits = subprocesses.Limits(isolate=True, timeout=_SECONDS)
     try:
@@ -173,12 +174,12 @@ def _attempts(name: str, request: GraphRequest) -> Mapping[str, Mapping[str, Any
 
 
 def _is_broken(row: _Row, *, is_asked_for: bool) -> bool:
-    """Whether the engine should work, and does not."""
+    """Return True if the engine should work and does not."""
     return not row.works and (is_asked_for or row.reason not in _ABSENT)
 
 
 def _install(name: str, reason: str, message: str) -> str:
-    """What brings what an engine lacks; empty where it lacks nothing that can be installed."""
+    """Return the command that installs what an engine lacks; empty if there is none."""
     if "C++ compiler" in message:
         return "install a C++ compiler, such as g++"
     extras = metadata(distribution.NAME).get_all("Provides-Extra") or []
@@ -187,7 +188,7 @@ def _install(name: str, reason: str, message: str) -> str:
 
 
 def _version(backend: str) -> str:
-    """That of the first of an engine's packages that is here."""
+    """Return the version of the first of an engine's packages that is installed."""
     return next(filter(None, map(version_of, _PACKAGES.get(backend, ("torch",)))), "")
 
 

@@ -1,4 +1,4 @@
-"""How a command ends that cannot do what it was asked for."""
+"""Ends a command that cannot do what the user asked for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NoReturn
 import typer
 
 USAGE = 2
-"""The exit code of a command that was used in a wrong way, as typer's own."""
+"""The exit code of a command that was used in a wrong way; typer uses the same."""
 
 
 def fail(what: str, code: int = 1) -> NoReturn:
-    """Say on stderr what is wrong, and end."""
+    """Print on stderr what is wrong, and exit."""
     typer.echo(f"composer: {what}", err=True)
     raise typer.Exit(code)

@@ -52,19 +52,19 @@ def lock(
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The user's script, or with ``module`` the module, and its arguments."""
+    """The user's script, or a module if ``module`` is True, and its arguments."""
 
     script: str
     args: list[str]
     module: bool
 
     def run(self) -> tuple[int, TextIO]:
-        """Run it to its end; its exit code, and where stdout led before."""
+        """Run it to its end; return its exit code, and the stream that stdout was before."""
         return run.finish(self.script, self.args, self.module)
 
     @property
     def command(self) -> list[str]:
-        """The words behind ``python``."""
+        """Return the arguments of ``python`` that run it."""
         return [*(["-m"] if self.module else []), self.script, *self.args]
 
 
@@ -76,7 +76,7 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
         code, stdout = program.run()
     if code:
         fail(f"the script ended with exit code {code}; {path.name} is as it was")
-    if Process.here().rank:  # of several that run the same script the first writes
+    if Process.here().rank:  # if several ranks run the script, only rank 0 writes
         return
     found = witness.locks()
     for each in witness.served():
@@ -97,7 +97,7 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
 
 
 def _compare(program: Program, path: Path, as_json: bool) -> None:
-    """Run the program and say what is not as the lock has it; the exit code is then 1."""
+    """Run the program and print its differences from the lock; exit with 1 if there are any."""
     try:
         held = file.read(path)
     except LockError as error:
@@ -116,7 +116,7 @@ def _compare(program: Program, path: Path, as_json: bool) -> None:
 
 
 def _check_place(path: Path) -> None:
-    """Find before anything runs that nothing can be written there, or nothing should."""
+    """Check, before anything runs, that the lock can and may be written to its place."""
     if not path.parent.is_dir():
         fail(f"there is no folder {str(path.parent)!r}", USAGE)
     try:
@@ -128,7 +128,7 @@ def _check_place(path: Path) -> None:
 
 
 def _check_content(found: Lock) -> None:
-    """Write nothing that nobody could be held to."""
+    """Refuse to write a lock that could not be followed."""
     if not found.graphs:
         fail("nothing was compiled through composer, so there is nothing to lock")
     for each in found.graphs:

@@ -1,4 +1,4 @@
-"""What is no mistake in a policy file, and does nothing here all the same."""
+"""Finds settings of a policy file that are not mistakes but have no effect here."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _NEEDS = {
     ("precision", "max_error"): ("mode", {"bf16", "auto"}),
     ("on_runtime_error", "retry_after"): ("action", {"fallback"}),
 }
-"""For a key of a field's table: another key, and the values without which it says nothing."""
+"""For a key of a field's table: the other key, and its values with which the first has effect."""
 
 
 def notes(found: PolicyBook) -> Iterator[str]:
-    """A sentence for everything that can never hold, or that nobody here knows."""
+    """Yield a sentence for each setting without effect, and for each name unknown here."""
     for name in found.backends:
         yield from _of_engine(f"backends.{name}", name)
     if found.cache.store:
@@ -55,7 +55,10 @@ def notes(found: PolicyBook) -> Iterator[str]:
 
 
 def _idle(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator[str]:
-    """Fields that wait for another one, which no table sets: several may hold for one graph."""
+    """Yield keys that need a value of another key that no table sets.
+
+    All tables are looked at, because several may hold for one graph.
+    """
     for (field, key), (other, values) in _NEEDS.items():
         given = getattr(policy, field)
         if key in given.model_fields_set and not any(
@@ -68,7 +71,7 @@ def _idle(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator[str]
 def _unlimited(
     where: str, policy: Policy, defaults: Policy, tables: Sequence[Policy]
 ) -> Iterator[str]:
-    """Candidates whose ``memory_limit`` says nothing, since no child process builds them."""
+    """Yield candidates whose ``memory_limit`` has no effect, as no child process builds them."""
     asked = policy.memory_limit or any(each.memory_limit for each in policy.chain)
     if not asked or any(each.isolate for each in tables):
         return
@@ -115,7 +118,7 @@ def _meant(word: str, known: set[str]) -> str:
 
 
 def _is_word(glob: str) -> bool:
-    """Whether it stands for itself alone, and for something."""
+    """Return True if a glob is not empty and has no wildcards."""
     return bool(glob) and not any(sign in glob for sign in "*?[")
 
 

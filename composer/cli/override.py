@@ -12,7 +12,7 @@ from composer import _torch
 from composer.cli.fail import fail
 
 VARIABLE = "TORCH_COMPILE_OVERRIDE_BACKENDS"
-"""Torch's own debugging switch. Child processes of the program inherit it."""
+"""torch's own debugging switch. Child processes of the program inherit it."""
 
 EVERY_GRAPH = ">=0:composer"
 """The switch's value that gives every graph to composer."""

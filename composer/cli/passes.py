@@ -61,7 +61,7 @@ def show(name: str, as_json: Json = False) -> None:
 
 
 def _row(name: str) -> dict[str, str]:
-    """A pass that cannot be imported has a row that says why."""
+    """Return a pass's row; for a pass that cannot be imported, the row says why."""
     try:
         found = PASSES.get(name)
     except Exception as error:  # noqa: BLE001  # another package's module may raise anything
@@ -97,19 +97,19 @@ def _field(each: dataclasses.Field[Any]) -> dict[str, str]:
 
 
 def _doc(found: Any) -> str:
-    """What is said of it itself: a class without a docstring has no use for its base's."""
+    """Return the pass's own docstring, not that of a base class."""
     own = found.__dict__.get("__doc__") if isinstance(found, type) else found.__doc__
     return inspect.cleandoc(own or "")
 
 
 def _package(found: Any) -> str:
-    """The distribution that brings it; its top module where none does."""
+    """Return the distribution of a pass; if there is none, its top-level module."""
     top = str(getattr(found, "__module__", "")).partition(".")[0]
     return ", ".join(sorted(set(packages_distributions().get(top, [top]))))
 
 
 def _uuid(found: Any) -> str:
-    """With the parameters' defaults; empty where there are parameters without one."""
+    """Return the uuid with default parameters; empty if a parameter has no default."""
     try:
         return found().uuid() or ""
     except Exception:  # noqa: BLE001  # it takes parameters, or is no class

@@ -56,7 +56,7 @@ def check(file: Path) -> None:
 
 
 def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
-    """Each mistake of a file, and its line."""
+    """Yield each mistake of a file, with its line."""
     try:
         text = file.read_text(encoding="utf-8-sig")
         content = tomllib.loads(text)
@@ -81,10 +81,10 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _remove(table: Any, locations: Sequence[Location]) -> None:
-    """Take what is wrong out of a table, so that the rest can be looked at."""
+    """Remove the wrong parts of a table, so that the rest can be checked."""
     for location in locations:
         holders = [table]
-        with contextlib.suppress(KeyError, TypeError):  # removed with what held it
+        with contextlib.suppress(KeyError, TypeError):  # removed already, with its table
             for key in location[:-1]:
                 holders.append(holders[-1][key])
         for holder, key in zip(holders[::-1], location[len(holders) - 1 :: -1], strict=True):

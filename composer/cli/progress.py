@@ -13,25 +13,25 @@ from composer.telemetry.progress import Step
 from composer.telemetry.report import counted
 
 _INTERVAL = 0.2
-"""Seconds between two looks."""
+"""Seconds between two updates of the line."""
 
 _PATIENCE = 1.0
 """Seconds that a step lasts before it is shown."""
 
 _BELOW = "\x1bD\x1bD\x1b[2A\x1b7\x1b[2B\r"
-"""Make room for two lines below the cursor, remember it, and go to the second of them."""
+"""Makes room for two lines below the cursor, saves its position, and goes to the second line."""
 
 _BACK = "\x1b8"
 _CLEAR = "\x1b[J"
-"""From the cursor to the end of the screen: there stands nothing but the line."""
+"""Clears from the cursor to the end of the screen, where only the line stands."""
 
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show on stderr, if it is a terminal, what takes composer long, until the block ends.
+    """Show composer's current long step on stderr until the block ends, if it is a terminal.
 
-    The line stands below the cursor, which stays where the script left it: what the script prints
-    goes where it would. (``rich.live`` keeps its own place only by replacing ``sys.stdout``.)
+    The line is below the cursor, and the cursor stays where the script left it. So the output of
+    the script is not disturbed. (``rich.live`` would have to replace ``sys.stdout`` for that.)
     """
     if not _is_terminal():
         yield
@@ -57,7 +57,7 @@ def _is_terminal() -> bool:
 
 
 def _show(terminal: int, over: threading.Event) -> None:
-    """Look until it is over; a terminal that went away ends it too."""
+    """Update the line until ``over`` is set, or the terminal is gone."""
     drawn = False
     with suppress(OSError):
         while not over.wait(_INTERVAL):

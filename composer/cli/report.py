@@ -1,4 +1,4 @@
-"""``composer report``: what files of records say, process by process."""
+"""``composer report``: prints files of records, process by process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def report(
 
 
 def _check_page(page: Path, files: Sequence[Path], force: bool, as_json: bool) -> None:
-    """Find before anything is read that the page would take the place of something else."""
+    """Refuse, before anything is read, a page that would overwrite another kind of file."""
     if as_json:
         fail("--html writes a page and --json prints; ask for one of them", USAGE)
     if page.is_dir():
@@ -66,7 +66,7 @@ def _check_page(page: Path, files: Sequence[Path], force: bool, as_json: bool) -
 
 
 def _is_same(page: Path, file: Path) -> bool:
-    """Whether both are one file, by whatever names."""
+    """Return True if both paths lead to the same file."""
     if page.exists() and file.exists():
         return page.samefile(file)
     return page.resolve() == file

@@ -1,4 +1,4 @@
-"""``composer run``: a user's script, then what composer did for it."""
+"""``composer run``: runs a user's script, then prints composer's report."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def run(
 
 
 def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | None) -> None:
-    """Find mistakes before anything runs, and set what child processes are to inherit."""
+    """Find mistakes before anything runs, and set environment variables for child processes."""
     if not module and not Path(script).exists():
         fail(f"there is no script {script!r}", USAGE)
     if policy is not None:
@@ -76,9 +76,9 @@ def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | No
 
 
 def finish(script: str, args: list[str], module: bool) -> tuple[int, TextIO]:
-    """Run the script to its end; its exit code, and where stdout led before.
+    """Run the script to its end; return its exit code, and the stream that stdout was before.
 
-    Where the script has closed that, what is written to it goes nowhere, which is said on stderr.
+    If the script has closed that stream, a message on stderr says so, and output to it is dropped.
     """
     stdout = sys.stdout
     try:
@@ -96,7 +96,7 @@ def finish(script: str, args: list[str], module: bool) -> tuple[int, TextIO]:
 
 
 def _is_open(stream: TextIO) -> bool:
-    """Whether it can still be written to, as far as can be told beforehand."""
+    """Return True if a stream can still be written to, as far as known before a write."""
     if stream.closed:
         return False
     try:
@@ -111,7 +111,7 @@ def _is_open(stream: TextIO) -> bool:
 
 
 def _hints(found: Report | Explanation, script: str) -> Iterator[str]:
-    """What somebody who reads the report for the first time would ask next."""
+    """Yield hints for somebody who reads the report for the first time."""
     if not found.graphs and _torch.dynamo.captured_graphs():
         yield 'torch.compile was used, and not with backend="composer"\n'
     if engines := session.current().untried():

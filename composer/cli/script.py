@@ -1,4 +1,4 @@
-"""Running a user's script within this process, as ``python script.py`` would run it."""
+"""Runs a user's script within this process, as ``python script.py`` would run it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ import torch
 def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
     """Run a script, or a module, as ``__main__`` and return the exit code it ends with.
 
-    What it leaves behind stays: ``sys.argv``, ``sys.path``, modules, environment. An exception
-    that nobody caught goes to ``sys.excepthook``, without the frames that stand around the script.
+    Changes to ``sys.argv``, ``sys.path``, modules and environment stay. An uncaught exception goes
+    to ``sys.excepthook``, without the frames of composer around the script.
 
     Args:
-        script: A path; the name of a module with ``as_module``.
-        args: What the script finds behind ``sys.argv[0]``.
-        as_module: As ``python -m`` would.
+        script: A path; with ``as_module``, the name of a module.
+        args: The script's arguments, without ``sys.argv[0]``.
+        as_module: Run it as ``python -m`` does.
 
     Raises:
-        ImportError: there is no such module, or nothing in it, or in a folder, that can be run.
+        ImportError: there is no such module, or the module or folder has nothing to run.
     """
     sys.excepthook = sys.__excepthook__  # typer has set one of its own
     sys.argv = [script, *args]
@@ -54,9 +54,9 @@ def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
 
 
 def _run_file(file: Path) -> None:
-    """Run a file as ``__main__``, which stays: threads and exit handlers may still need it.
+    """Run a file as ``__main__``, and keep that module for threads and exit handlers.
 
-    (``runpy`` takes it away again, and gives a script run by a relative path no absolute one.)
+    (``runpy`` removes it afterwards, and does not make a relative path absolute.)
     """
     main = ModuleType("__main__")
     vars(main).update(__file__=str(file), __builtins__=builtins, __cached__=None)
@@ -65,7 +65,7 @@ def _run_file(file: Path) -> None:
 
 
 def _exit_code(ending: SystemExit) -> int:
-    """As the interpreter has it: ``None`` is 0, a number is itself, anything else is said."""
+    """Return the exit code as Python does: ``None`` is 0; anything but a number is printed."""
     if ending.code is None or isinstance(ending.code, int):
         return ending.code or 0
     sys.stderr.write(f"{ending.code}\n")
@@ -73,15 +73,15 @@ def _exit_code(ending: SystemExit) -> int:
 
 
 def show(error: Exception) -> None:
-    """Print an error of the user's code on stderr, without the frames that lead there.
+    """Print an error of the user's code on stderr, without the frames before that code.
 
-    One that has no frame of the user's is shown whole.
+    An error without a frame of the user's code is shown with all frames.
     """
     traceback.print_exception(type(error), error, _of_the_user(error))
 
 
 def _of_the_user(error: Exception) -> TracebackType | None:
-    """The traceback from the first frame that is neither composer's or an import's, nor torch's."""
+    """Return the traceback from the first frame that is not composer's, an import's or torch's."""
     tail = _behind(error.__traceback__, _COMPOSER)
     if tail is None and not isinstance(error, SyntaxError):  # which no frame of its file is in
         return error.__traceback__
@@ -89,7 +89,7 @@ def _of_the_user(error: Exception) -> TracebackType | None:
 
 
 def _behind(tail: TracebackType | None, machinery: tuple[str, ...]) -> TracebackType | None:
-    """Without the frames at its head that are of these files."""
+    """Return a traceback without the first frames that are in these files."""
     while tail is not None and tail.tb_frame.f_code.co_filename.startswith(machinery):
         tail = tail.tb_next
     return tail

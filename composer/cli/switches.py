@@ -1,4 +1,4 @@
-"""The environment's word on which engines are tried."""
+"""Refuses switches of the environment that choose the engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from composer.errors import OptionError
 
 
 def refuse_switches(why: str) -> None:
-    """End where the environment says which engines are tried, whatever the policy says."""
+    """End the command if the environment overrides the policy's engines."""
     try:
         switch = config.switch_on_call()
     except OptionError as mistake:

@@ -1,4 +1,4 @@
-"""On which line of a TOML file something stands, which ``tomllib`` does not tell."""
+"""Finds the line of a table or key in a TOML file, which ``tomllib`` does not tell."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"
 
 
 def line_of(text: str, location: Location) -> int:
-    """The line, from 1 on, of what stands at a location, or else of the nearest that holds it.
+    """Return the line (from 1) of a location, or of the nearest table or key that holds it.
 
-    Within a value of several lines it is the first that has the last word of the location.
+    In a value of several lines, it is the first line that has the last key of the location.
 
     Args:
-        text: Of the file.
+        text: The text of the file.
         location: Keys and places in lists.
     """
     entries = list(_entries(text))
@@ -36,7 +36,7 @@ def line_of(text: str, location: Location) -> int:
 
 
 def line_of_error(error: tomllib.TOMLDecodeError, text: str) -> int:
-    """The line, from 1 on, on which a file is no TOML."""
+    """Return the line (from 1) of a syntax error in a TOML file."""
     found = re.search(r"at line (\d+)", str(error))
     return int(found[1]) if found else max(len(text.splitlines()), 1)
 
@@ -47,7 +47,7 @@ def _line_with(word: str, lines: Sequence[str]) -> int:
 
 
 def _entries(text: str) -> Iterator[tuple[Location, int]]:
-    """Each table and each key outside of values, with its path and its line; the file's is 0."""
+    """Yield each table and key outside of values, with its path and line; the file is line 0."""
     yield (), 0
     table: Location = ()
     lists: dict[tuple[str, ...], int] = {}
@@ -67,7 +67,7 @@ def _entries(text: str) -> Iterator[tuple[Location, int]]:
 
 
 def _keys(line: str) -> tuple[str, ...]:
-    """The keys of ``a."b.c" = 0``."""
+    """Return the keys of a line such as ``a."b.c" = 0``."""
     found: Any = tomllib.loads(line)
     keys = []
     while isinstance(found, dict):
@@ -77,7 +77,7 @@ def _keys(line: str) -> tuple[str, ...]:
 
 
 def _placed(keys: tuple[str, ...], lists: dict[tuple[str, ...], int]) -> Location:
-    """The path of a table, with the place of each list of tables that it is in."""
+    """Return the path of a table, with its place in each list of tables on the way."""
     path: list[str | int] = []
     for length, key in enumerate(keys, 1):
         path.append(key)

@@ -93,7 +93,7 @@ def _measured(
 
 
 def _environment(policy: Path | None, store: str) -> dict[str, str]:
-    """What the processes of the jobs are to find, wherever they run."""
+    """Return the environment variables for the processes of the jobs, wherever they run."""
     found = {"COMPOSER_VERDICT_STORE": store} if store else {}
     if policy is not None:
         config.read(policy)
@@ -102,20 +102,20 @@ def _environment(policy: Path | None, store: str) -> dict[str, str]:
 
 
 def _store() -> str | None:
-    """Where verdicts are to go to; the environment goes over the policy file."""
+    """Return the store of verdicts; the environment overrides the policy file."""
     if store := os.environ.get("COMPOSER_VERDICT_STORE"):
         return store
     return config.in_force(None).cache.store
 
 
 def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:
-    """One job at a time: two would be measured on half a machine each."""
+    """Do one job at a time; two at once would share the machine and disturb the times."""
     name = this_machine()
     return ({**perform(job, limits), "machine": name} for job in jobs)
 
 
 def _said(results: Iterator[dict[str, Any]], count: int, as_json: bool) -> Iterator[dict[str, Any]]:
-    """The results; each is told of when it comes."""
+    """Return the results, and print each when it comes."""
     for number, result in enumerate(results, 1):
         if as_json:
             typer.echo(json.dumps(result))
@@ -127,7 +127,7 @@ def _said(results: Iterator[dict[str, Any]], count: int, as_json: bool) -> Itera
 
 
 def _tables(results: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """One for each kind of machine."""
+    """Yield one table for each kind of machine."""
     for name in dict.fromkeys(result["machine"] for result in results):
         table = Table("model", "graph", "engine", title=name)
         for heading in ("ms a call", "eager's"):

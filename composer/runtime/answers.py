@@ -1,7 +1,7 @@
-"""How the calls of a graph are answered that are not ordinary, or at which the engine fails.
+"""Answers the calls of a graph that are special, or at which the engine fails.
 
-An engine that raises costs its user nothing but time: its inputs are still what they were, so the
-captured graph answers that call, and the next candidate is compiled for the calls that follow.
+An engine that raises costs the user only time. If the inputs are unchanged, the captured graph
+answers that call, and the next candidate is compiled for the following calls.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from composer.system.barrier import Barrier
 from composer.system.memory import free_memory, lacks_memory
 
 Later = Callable[[Sequence[Any], Compiled, Slot], None]
-"""Begins background work, given the inputs of the second call of a graph, and what serves it.
+"""Begins background work at a graph's second call, given its inputs, the engine and the slot.
 
-The call is made when this returns.
+The call itself is made after this returns.
 """
 
 
 def _is_recording() -> bool:
-    """Whether the program records a CUDA graph of its own by the calls that it makes now."""
+    """Return True if the program is recording a CUDA graph of its own."""
     began = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return began and torch.cuda.is_current_stream_capturing()
 
 
 class Answers:
-    """The calls of one graph, for its engine slot.
+    """Makes and answers the calls of one graph (:class:`composer.runtime.slot.Calls`).
 
     Args:
         built: The engine that serves first.
         chain: The graph's candidates and its record.
-        runtime: Where calls are counted.
-        versions: Tell whether an engine wrote to its inputs.
-        sampler: Compares every N-th call with eager; ``None`` where the policy does not ask for it.
+        runtime: Counts the calls.
+        versions: Detects whether an engine wrote to its inputs.
+        sampler: Compares every N-th call with eager; ``None`` if the policy does not ask for it.
         later: Background work that begins with the second call (``select`` with ``background``).
 
     Attributes:
         slot: The graph's engine slot.
-        aside: Seconds that calls spent so far on anything but their answer.
+        aside: Total seconds that calls have spent on anything other than their answer.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Answers:
         self._first = self.slot.run if later else None
 
     def install(self, engine: Engine) -> Compiled:
-        """The callable of an engine, whose backwards are reported from now on."""
+        """Return the callable of an engine, and have its backwards reported from now on."""
         run = _torch.breaks.undisabled(engine.compiled)
         if engine.backwards is not None:
             told = functools.partial(self._backward_failed, run)
@@ -83,34 +83,38 @@ class Answers:
         return run
 
     def resume(self, *args: Any) -> Any:
-        """The first call after a failure: have the next candidate compiled, and call it."""
+        """Answer the first call after a failure: compile the next candidate, and call it."""
         return self._answer_by(self.slot.advance, args)
 
     def _retry(self, *args: Any) -> Any:
-        """A call before which an engine in quarantine is compiled again."""
+        """Answer a call before which an engine in quarantine is compiled again."""
         return self._answer_by(self.slot.retry, args)
 
     def answer(
         self, error: BaseException, run: Compiled, args: tuple[Any, ...], before: object
     ) -> Any:
-        """Answer a call at which the engine ``run`` raised ``error``, as the slot's table says.
+        """Answer a call at which an engine failed, as the slot's table says.
 
-        Before the call, tensors had the versions ``before``; ``None`` where they are not known.
+        Args:
+            error: The error that the engine raised.
+            run: The engine's callable.
+            args: The inputs of the call.
+            before: The versions of the tensors before the call; ``None`` if they are not known.
 
         Returns:
-            The outputs; ``None`` where ``error`` is to go to the caller: the engine had written to
-            its inputs, other ranks may take part in the call, or nothing is there to answer. It is
-            raised where it was caught: a frame that has it as an argument and is in its traceback
-            would keep all that the caller's frames hold until the garbage is collected.
+            The outputs. ``None`` if the caller has to raise ``error``, because the engine had
+            written to its inputs, other ranks may take part in the call, or nothing else can
+            answer. The error is not raised here: this frame would be in its traceback and have it
+            as an argument, a cycle that keeps the callers' tensors until a garbage collection.
 
         Raises:
             Exception: whatever the captured graph raises for these inputs.
         """
         fallback = self._chain.fallback
-        # These two have called an engine and answered for it already, or found none to call.
+        # These two have answered for an engine's failure already, or had no engine to call.
         if run is self.slot.resuming or run is self._retrying:
             return None
-        if isinstance(error, _torch.modes.StopRecomputation):  # a checkpoint has what it wants
+        if isinstance(error, _torch.modes.StopRecomputation):  # not a failure: a checkpoint is done
             return None
         if not self.slot.follows(run):
             self._runtime.failed(error)
@@ -130,24 +134,24 @@ class Answers:
             return self._again(error, run, args)
         try:
             outputs = fallback(*args)
-        except _torch.modes.StopRecomputation:  # of the eager fallback, as of an engine
+        except _torch.modes.StopRecomputation:  # not a failure of the eager fallback either
             self._failed(event, error, run)
             raise
         self._failed(event, error, run)
         return outputs
 
     def special(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
-        """Who is to blame if the call with this tick raises, and the callable that makes it."""
+        """Return the callable to blame if the call with this tick raises, and the one to call."""
         if _is_recording():
-            return run, run  # nothing may wait for the card meanwhile: what is due is done later
+            return run, run  # nothing may synchronize with the GPU now: special work is done later
         barrier = self.slot.barrier
         run, serve = self._plan_call(number, run)
         return run, serve if barrier is None else functools.partial(self._admit, barrier, serve)
 
     def _plan_call(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
-        """As :meth:`special`, without the barrier.
+        """Do the same as :meth:`special`, without the barrier.
 
-        If several threads call at once, the first of them makes the comparison, or the compile.
+        If several threads call at once, only the first makes the comparison or the compile.
         """
         kind = self.slot.kind_of(number, run)
         if kind is CallKind.BEGIN:
@@ -158,9 +162,10 @@ class Answers:
 
     @contextlib.contextmanager
     def _beside(self, answer: Compiled | None = None) -> Iterator[Compiled]:
-        """Count the time of a context as no time of the call, but for that of ``answer``.
+        """Add the time of a context to :attr:`aside`, except the time of ``answer``.
 
-        That is to be called by the callable that this gives.
+        Yields:
+            A callable that calls ``answer`` and measures its time.
         """
         answering = 0.0
 
@@ -185,7 +190,7 @@ class Answers:
     def _begin(self, run: Compiled, *args: Any) -> Any:
         """Begin the background work, and answer the call by ``run``.
 
-        The first engine may have failed at the first call; the work finds that out.
+        The first engine may have failed at the first call. The background work checks that itself.
         """
         with self._beside():
             cast(Later, self._later)(args, cast(Compiled, self._first), self.slot)
@@ -193,7 +198,7 @@ class Answers:
         return self._looked_at(run)(*args)
 
     def _looked_at(self, run: Compiled) -> Compiled:
-        """The callable of an engine at a call that is special already; compared if each call is."""
+        """Return the callable for a special call; it is compared too if every call is compared."""
         sampler = self._sampler
         return self._compared(run) if sampler and sampler.every == 1 else run
 
@@ -204,10 +209,10 @@ class Answers:
         return functools.partial(self._compare, sampler, run)
 
     def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
-        """Answer a call by ``run``, or by eager where the numbers of ``run`` are wrong.
+        """Answer a call by ``run``, or by eager if the numbers of ``run`` are wrong.
 
         Raises:
-            Refusal: they are wrong, and the policy wants errors.
+            Refusal: the numbers are wrong, and the policy wants errors.
         """
         engine = self.slot.engine
         with self._beside(run) as timed:
@@ -219,13 +224,13 @@ class Answers:
             try:
                 raise refusal
             finally:
-                del refusal  # as in :meth:`answer`: its traceback holds this frame
+                del refusal  # its traceback holds this frame, which would be a cycle
         outputs = self._chain.fallback(*args)
         self._failed(Event.WRONG, refusal, run)
         return outputs
 
     def _once_only(self, args: tuple[Any, ...], before: object) -> str:
-        """Why a call that an engine has begun cannot be answered by another; empty if it can."""
+        """Return why a call that an engine has begun cannot be repeated; empty if it can."""
         if self._chain.collective:
             return "the engine may have begun what other ranks wait for"
         if before is None:
@@ -241,15 +246,16 @@ class Answers:
         *,
         answered: bool = True,
     ) -> None:
-        """Count an error of ``run``, and have the slot follow; then tell sinks."""
+        """Count an error of ``run``, make the slot's transition, and tell the sinks."""
         self._runtime.failed(error, answered=answered)
         self.slot.fail(event, run, error, what)
         self._chain.publish()
 
     def _again(self, error: BaseException, run: Compiled, args: tuple[Any, ...]) -> Any:
-        """Try the call again with caches emptied, then by the eager fallback; the engine stays.
+        """Repeat a call that lacked memory with emptied caches, then use the eager fallback.
 
-        One that lacks memory again and again is given up: emptying caches at every call takes time.
+        The engine keeps serving. It is given up if it lacks memory several times, because emptying
+        caches at every call takes time.
         """
         free_memory()
         before = self.versions.of(args)
@@ -265,7 +271,7 @@ class Answers:
         return outputs
 
     def _backward_failed(self, run: Compiled, error: BaseException, answered: bool) -> None:
-        """Follow an error in a backward of ``run``, whether torch has ``answered`` it or not."""
+        """Handle an error in a backward of ``run``; ``answered`` is True if torch has answered."""
         event = Event.LACKED if answered and lacks_memory(error) else Event.BACKWARD
         self._failed(event, error, run, "its backward raised", answered=answered)
 

@@ -1,18 +1,18 @@
-"""The choice in the background: the first engine accepted serves, the others are built meanwhile.
+"""Selection in the background: the first accepted engine serves while the others are built.
 
-This begins with a graph's second call: a graph that is called once needs no faster engine, and when
-a program calls a graph again, it has mostly compiled all that it needs to go on. The inputs of the
-second call are copied, and the call is answered as usual.
+This begins with a graph's second call. A graph that is called once needs no faster engine. When a
+program calls a graph again, it has usually compiled all graphs that it needs to go on. The inputs
+of the second call are copied, and the call is answered as usual.
 
-A background thread works on these copies, with the weights as they are. The program notices nothing
-of it except the cores, the memory and the interpreter time that it takes:
+A background thread works on these copies and on the program's own weights. The program only notices
+that the thread takes cores, memory and interpreter time:
 
 - Candidates are built one at a time under the lock of Dynamo's compiles, and the lock is free for a
   while between two builds. So a compile of the program waits for one build at most.
-- A graph that writes, draws random numbers, trains or meets other ranks keeps its first engine:
-  additional calls of it would have effects.
-- Meanwhile the program may draw random numbers, write to weights and compile. So nothing is
-  restored to an earlier state, as is done where the program waits for the benchmark.
+- A graph that writes, draws random numbers, trains or meets other ranks keeps its first engine,
+  because additional calls of it would have side effects.
+- The program may draw random numbers, write to weights and compile meanwhile. So no state is
+  restored, unlike in a benchmark that the program waits for.
 - The engines and the eager fallback are timed in rounds as in any benchmark, each sample between
   two calls of the graph. A call may have to wait for one sample (:mod:`composer.system.barrier`).
 """
@@ -56,7 +56,7 @@ _PENDING = "in the background, from the second call on"
 _UNWANTED = "the graph was dropped, or its engine failed, before all were measured"
 
 _PAUSE = 0.05
-"""Seconds between two builds, in which a compile that waits for the lock gets it."""
+"""Seconds between two builds, in which a waiting compile of the program can take the lock."""
 
 _OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes in which Inductor records CUDA graphs, each for the thread that records."""
@@ -64,7 +64,12 @@ _OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 @dataclass(frozen=True, slots=True)
 class BackgroundSelection:
-    """The benchmark that a policy asks for in the background, and why it cannot be run, if so."""
+    """The benchmark that a policy asks for in the background.
+
+    Attributes:
+        benchmark: The benchmark.
+        obstacle: Why it cannot be run; empty if it can.
+    """
 
     benchmark: select.Benchmark
     obstacle: str
@@ -73,10 +78,10 @@ class BackgroundSelection:
     def of(
         policy: Policy, rules: Rules, request: GraphRequest, entries: Sequence[ChainEntry]
     ) -> BackgroundSelection | None:
-        """That of a graph; ``None`` where everything is built before the first call.
+        """Return the selection for a graph; ``None`` if everything is built before the first call.
 
-        That is also so where memory is the objective, since the memory of an engine cannot be told
-        from that of the running program; and where the fastest is remembered already.
+        This is also the case if memory is the objective, since the memory of an engine cannot be
+        told from that of the running program; and if the fastest engine is remembered already.
         """
         benchmark = select.Benchmark.of(policy, rules.cache)
         waits = policy.strict or policy.select.objective == "memory"
@@ -90,7 +95,7 @@ class BackgroundSelection:
         return BackgroundSelection(benchmark, obstacle)
 
     def announced(self, outcome: Outcome) -> Outcome:
-        """The outcome of the compile, with a note in its attempt of what is still to come."""
+        """Return the compile's outcome with a note in the accepted attempt that timing follows."""
         told = f"no: {self.obstacle}" if self.obstacle else _PENDING
         if outcome.chosen == EAGER:
             return outcome
@@ -101,7 +106,7 @@ class BackgroundSelection:
         return dataclasses.replace(outcome, ends=tuple(ends))
 
     def behind(self, successors: Succession) -> Later | None:
-        """The work that begins with the graph's second call; ``None`` where there is none.
+        """Return the work that begins with the graph's second call; ``None`` if there is none.
 
         Args:
             successors: The rest of the graph's chain.
@@ -112,7 +117,7 @@ class BackgroundSelection:
         attempts = (*refused, serving.timed(None))
 
         def begin(args: Sequence[Any], run: Compiled, slot: Slot) -> None:
-            """Copy the inputs of the call that is about to be made; the thread does the rest."""
+            """Copy the inputs of the call that is about to be made, and start the thread's task."""
             request, home = successors.request, session.current()
             try:
                 copies = clones.copy_inputs(args, keep=request.weights)
@@ -128,7 +133,7 @@ class BackgroundSelection:
 
 
 def _obstacle(request: GraphRequest) -> str:
-    """Why the calls of a graph cannot be repeated while the program runs; empty where they can."""
+    """Return why a graph cannot be called additionally while the program runs; empty if it can."""
     if request.training:
         return "a training graph is not run beside the program"
     if writes.may_write(request.gm):
@@ -149,15 +154,25 @@ def _tell(successors: Succession, slot: Slot, why: str) -> None:
 
 
 class _Dropped(Exception):
-    """The benchmark is abandoned, and why."""
+    """Raised to abandon the benchmark; the text is the reason."""
 
 
 @dataclass
 class _Task:
-    """The work of the background thread for one graph, whose engine ``run`` is the last attempt's.
+    """The work of the background thread for one graph.
 
-    ``undecided`` are candidates of which it could not be told whether they are right; the next time
-    that may be told, so no verdict without them is kept. ``made`` is what the engines share.
+    Attributes:
+        successors: The graph's chain and record.
+        benchmark: The benchmark to run.
+        attempts: The attempts of the compile; the last one is the engine that serves.
+        slot: The graph's engine slot.
+        run: The callable of the engine that serves.
+        home: The session in which the graph was compiled.
+        inputs: Copies of the second call's inputs.
+        settings: torch's settings at that call.
+        undecided: Candidates that could not be verified because the program wrote to weights. They
+            may be verified the next time, so the verdict is not kept if there are any.
+        made: Results that the engines share.
     """
 
     successors: Succession
@@ -191,7 +206,7 @@ class _Task:
             self._tell(str(dropped))
         except control_flow.ProcessEnds:
             raise
-        # An exit in here would end only this thread, which the program knows nothing of.
+        # SystemExit would only end this thread, unnoticed by the program: record it instead.
         except BaseException as error:  # noqa: BLE001  # recorded
             self._tell(error_line(error))
 
@@ -200,10 +215,10 @@ class _Task:
             _tell(self.successors, self.slot, why)
 
     def _check(self) -> None:
-        """See whether the result can still be used.
+        """Check that the result can still be used.
 
         Raises:
-            _Dropped: it cannot, and why.
+            _Dropped: it cannot; the text is the reason.
         """
         if session.current() is not self.home:
             raise _Dropped("composer.reset() was called")
@@ -235,7 +250,7 @@ class _Task:
             )
 
     def _others(self) -> Iterator[choice.Tried]:
-        """The rest of the chain, as :mod:`composer.chain.walk` tries it."""
+        """Yield the rest of the chain, tried as :mod:`composer.chain.walk` does."""
         for entry in self.successors.entries[len(self.attempts) :]:
             time.sleep(_PAUSE)
             self._check()
@@ -267,7 +282,7 @@ class _Task:
         return choice.Tried(attempt, None, error, (), is_fallback)
 
     def _states(self) -> list[tuple[object, ...]]:
-        """What tells whether the program has changed a weight, of each."""
+        """Return a state of each weight; if two such lists differ, the program wrote to weights."""
         request = self.successors.request
         passed = (self.inputs[place] for place in sorted(request.weights))
         weights = (*passed, *request.gm.parameters(), *request.gm.buffers())
@@ -275,7 +290,7 @@ class _Task:
 
 
 def _settings() -> tuple[Any, ...]:
-    """The settings of torch that hold for all threads and decide what a graph computes."""
+    """Return the settings of torch that hold for all threads and affect what a graph computes."""
     return (
         torch.get_default_dtype(),
         _torch.modes.float32_precision(),

@@ -1,4 +1,4 @@
-"""What runs at every call of a compiled graph, around its engine: as little as possible."""
+"""The code that runs around the engine at every call of a compiled graph: as little as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer.runtime.versions import UNREADABLE
 from composer.system import control_flow
 
 _TIMED = 16
-"""The first 16 calls are timed, then one in 16, whose time counts for all 16 of them."""
+"""The first 16 calls are timed. After that one call in 16 is timed, and counts 16 times."""
 
 
 def watch(
@@ -25,16 +25,16 @@ def watch(
     flatten: Callable[[Sequence[Any]], list[Any]] | None = None,
     restore: Callable[[Sequence[Any]], Any] | None = None,
 ) -> Compiled:
-    """The callable that the user's program calls: counts and times calls, and survives failures.
+    """Return the callable that the program calls. It counts and times calls, and survives failures.
 
-    Dynamo must not trace it, nor the engine's callable within. One ``torch.compiler.disable`` is
-    enough for both, so the engine's own wrapper is taken off: each costs about 0.4 us a call.
-    bench/overhead.py measures what all of this costs.
+    Dynamo must trace neither this callable nor the engine's callable within. One
+    ``torch.compiler.disable`` is enough for both. So the engine's own wrapper is removed, which
+    saves about 0.4 us a call. bench/overhead.py measures the whole overhead.
 
     Args:
         answers: Answers the calls that are not ordinary, and holds the graph's engine slot.
-        runtime: Where calls are counted.
-        flatten: Makes the graph's inputs of the caller's, where those hold lists or other dtypes.
+        runtime: Counts the calls.
+        flatten: Converts the caller's inputs to the graph's, if they hold lists or other dtypes.
         restore: Puts the flat outputs back into the caller's structure; for graphs that are called
             directly, without Dynamo.
     """
@@ -49,7 +49,7 @@ def watch(
             if read is not None:
                 try:
                     before = read(args)
-                except UNREADABLE:  # nobody can tell then what was written
+                except UNREADABLE:  # then writes cannot be detected
                     before = None
             if number >= slot.due:
                 run, serve = answers.special(number, run)

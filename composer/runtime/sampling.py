@@ -1,12 +1,12 @@
-"""``verify = "sample"``: every so many calls the engine's answer is compared with eager's.
+"""``verify = "sample"``: at every N-th call, the engine's answer is compared with eager's.
 
-The eager fallback runs on copies of the call's inputs, from the same random state, before the
-engine runs on the inputs themselves: it is the answer the user would get that is judged. No
-gradients are compared. Copies are made for these calls only.
+The eager fallback runs first, on copies of the call's inputs. Then the engine runs on the inputs
+themselves, from the same random state, so the answer that the user gets is the one that is judged.
+No gradients are compared. Copies are made for these calls only.
 
-A wrong answer is taken back by writing the copies over what the engine wrote to. That cannot undo
-what autograd has recorded for an input. So where a training graph writes to inputs in place, the
-engine runs on copies, and the eager fallback gives the answer.
+If the answer is wrong, the copies are written back over everything that the engine wrote to. This
+cannot undo what autograd has recorded for an input. So if a training graph writes to inputs in
+place, the engine runs on copies only, and the eager fallback gives the answer.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class Sampler:
     """Compares single calls of a graph with eager.
 
     Attributes:
-        every: One call in so many is compared.
-        fallback: Runs the graph as eager does.
-        exact: Gives what the eager fallback computes in float64 for a request and the inputs of a
-        call. request: Gives the graph's request with the inputs of a call. bounds: How far an
-        engine may be off that has no bounds of its own. apart: Whether the engine, rather than the
-        eager fallback, runs on copies of the inputs. runtime: Where comparisons are counted.
+        every: N; one call in N is compared.
+        fallback: The eager fallback.
+        exact: Computes the eager fallback in float64, for the inputs of a call and a request.
+        request: Returns the graph's request with the inputs of a call.
+        bounds: How far numbers may be off, for an engine without bounds of its own.
+        apart: True if the engine runs on copies only, and the eager fallback gives the answer.
+        runtime: Counts the comparisons.
     """
 
     every: int
@@ -55,11 +56,11 @@ class Sampler:
     ) -> tuple[Any, Refusal | None]:
         """Call the engine ``run`` and compare its answer with the eager fallback's.
 
-        Where the eager fallback itself raises, or there is no memory for it, nothing is compared.
+        Nothing is compared if the eager fallback itself raises or memory is short.
 
         Returns:
-            The answer and ``None``; or, where the engine's is wrong, why, after inputs, buffers and
-            the random state were put back to what they were before the call.
+            The answer, and ``None`` or the refusal that says why the engine's answer is wrong. In
+            that case, inputs, buffers and the random state were restored first.
 
         Raises:
             Exception: whatever the engine raises.
@@ -68,7 +69,7 @@ class Sampler:
         try:
             eager = verify.run(self.fallback, args, request)
             call = None if self.apart else _Undoable(args, request)
-        except BaseException as error:  # noqa: BLE001  # the program's own: the engine's to meet as well
+        except BaseException as error:  # noqa: BLE001  # the program's own: the engine meets it too
             control_flow.pass_on(error)
             return run(*args), None
         if call is None:
@@ -94,8 +95,8 @@ class Sampler:
             verify.judge(got(), eager, exact, bounds)
         except Refusal as refusal:
             self.runtime.compared()
-            return refusal.with_traceback(None)  # which holds the frame that is given it
-        except BaseException as error:  # noqa: BLE001  # of comparing, as for memory: not the engine's
+            return refusal.with_traceback(None)  # its traceback would keep this frame alive
+        except BaseException as error:  # noqa: BLE001  # of the comparison (memory), not the engine
             control_flow.pass_on(error)
             return None
         self.runtime.compared()
@@ -103,7 +104,7 @@ class Sampler:
 
 
 class _Undoable:
-    """A call that is about to be made, with copies of all that it may change."""
+    """A call that is about to be made, with copies of everything that it may change."""
 
     def __init__(self, args: Sequence[Any], request: GraphRequest) -> None:
         parameters = {i for i in request.weights if isinstance(args[i], torch.nn.Parameter)}
@@ -116,7 +117,7 @@ class _Undoable:
         self._cuda = [(each, torch.cuda.get_rng_state(each)) for each in devices(args)]
 
     def seen(self, returned: Any) -> verify.Run:
-        """What the call gave."""
+        """Return the results of the call, given what the engine returned."""
         outputs = verify.named_outputs(returned)
         passed = verify.changeable(self._args, self._request)
         values = {name: detached_copy(each) for name, each in (outputs | passed).items()}
@@ -125,7 +126,7 @@ class _Undoable:
         return verify.Run(values, verify.strides_of(outputs), frozenset(), generator, random)
 
     def undo(self) -> None:
-        """Put back what the call wrote to."""
+        """Restore everything that the call wrote to, and the random state."""
         for value, copy in zip(self._args, self._copies, strict=True):
             if copy is not value and isinstance(value, torch.Tensor):
                 clones.put_back(value, copy)
@@ -133,7 +134,11 @@ class _Undoable:
         self._rewind()
 
     def exact(self, exact: Callable[[Sequence[Any], GraphRequest], Values]) -> Values:
-        """The same call in float64; nothing where the engine has moved what it starts from."""
+        """Return the values of the same call in float64, from the copies of its inputs.
+
+        The result is empty if the graph writes to parameters or to tensors of its own. The engine
+        has then changed them already, and there is no copy to start from.
+        """
         gm, moved = self._request.gm, writes.written_parameters(self._request)
         if moved or writes.written_attributes(gm):
             return {}
@@ -142,14 +147,14 @@ class _Undoable:
             return exact(self._copies, self._request)
 
     def _rewind(self) -> None:
-        """Have torch draw the random numbers of this call again."""
+        """Set torch's random generators back to their states before the call."""
         torch.set_rng_state(self._cpu)
         for device, state in self._cuda:
             torch.cuda.set_rng_state(state, device)
 
 
 def cannot_undo(request: GraphRequest) -> bool:
-    """Whether autograd may record what a call of the graph writes to one of its inputs."""
+    """Return True if autograd may record what a call of the graph writes to its inputs."""
     values = request.example_inputs
     written = (values[i] for i in writes.assigned_inputs(request.gm))
     return request.training and any(

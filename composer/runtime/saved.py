@@ -1,11 +1,10 @@
-"""Saved functions: what torch writes to a file of a graph that composer serves, and reads again.
+"""Saved functions: saves a graph that composer serves to torch's file, and loads it again.
 
 ``torch.compile(..., fullgraph=True).aot_compile(...)``, ``save_compiled_function`` and
-``torch.compiler.load_compiled_function`` spare a process Dynamo's tracing. torch saves the guards
+``torch.compiler.load_compiled_function`` save a process Dynamo's tracing. torch saves the guards
 and the code around the graph; composer saves the captured graph, and the mode and options it was
 compiled with. The session of an engine cannot be saved, so the graph is compiled again at its first
-call. Its key is the same as before, so the verdict and the ONNX model that are kept on disk are
-found.
+call. The graph's key is the same as before. So the verdict and the ONNX model on disk are found.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Serve = Callable[..., Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What it takes to compile a graph again.
+    """Everything that is needed to compile a graph again.
 
     Attributes:
         serve: Compiles a graph, given its inputs, mode and options. It is pickled by its name.
@@ -77,13 +76,13 @@ class Saved(_torch.files.SerializableCallable):  # type: ignore[misc]  # a class
         Args:
             gm: The graph as Dynamo captured it.
             served: The compiled graph.
-            serve: The module's function that compiled it, and compiles it again after loading.
+            serve: The function of a module that compiled it, and compiles it again after loading.
             mode: ``torch.compile``'s mode.
             options: ``torch.compile``'s options.
 
         Raises:
-            OptionError: an option cannot be written: a function that is not to be imported, say.
-            ValueError: inputs are views of one memory, which cannot be written.
+            OptionError: an option cannot be pickled, such as a function that cannot be imported.
+            ValueError: inputs are views of the same memory, which cannot be saved.
         """
         recipe = _Recipe(
             serve=serve,
@@ -110,7 +109,10 @@ class Saved(_torch.files.SerializableCallable):  # type: ignore[misc]  # a class
 
     @classmethod
     def deserialize_compile_artifacts(cls, data: bytes) -> Saved:
-        """The graph, to be compiled at the first call. Files are pickles: only trusted ones."""
+        """Load the graph; it is compiled at the first call.
+
+        Files are pickles, so only trusted files may be loaded.
+        """
         return cls(pickle.loads(data))
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
@@ -138,13 +140,13 @@ def _as_captured(recipe: _Recipe) -> Iterator[None]:
 
 
 def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy of the graph with only the metadata that mean the same in another process.
+    """Return a copy of the graph with only the metadata that mean the same in another process.
 
-    Fake values are kept for inputs and symbolic numbers only: the fake of a view refers to other
-    fakes of this process.
+    Fake values are kept only for inputs and symbolic numbers, because the fake of a view refers to
+    other fakes of this process.
 
     Raises:
-        ValueError: inputs are views of one memory.
+        ValueError: inputs are views of the same memory.
     """
     bare = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
     inputs: list[_torch.fakes.FakeTensor] = []
@@ -166,7 +168,7 @@ def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _by_itself(fake: _torch.fakes.FakeTensor) -> torch.Tensor:
-    """The fake itself or, if it is a view, one with the same sizes and strides that is none."""
+    """Return the fake or, if it is a view, a new fake with the same sizes and strides."""
     if not fake._is_view():
         return fake
     layout = fake.shape, fake.stride()

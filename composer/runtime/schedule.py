@@ -1,4 +1,4 @@
-"""Which calls of a graph are special: compared with eager, or made by another engine, say."""
+"""Decides which calls of a graph are special, such as those that are compared with eager."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NEVER = sys.maxsize
 
 
 class CallKind(Enum):
-    """What happens at a call besides its answer.
+    """The additional work at a call.
 
     ``BEGIN``: background work begins. ``RETRY``: an engine in quarantine is tried again.
     ``COMPARE``: the answer is compared with eager's.
@@ -43,14 +43,14 @@ class Schedule:
         return min(self._compare_at, self.retry_at, self._begin_at, self.let_go_at)
 
     def kind_of(self, call: int) -> CallKind:
-        """The kind of this call; asked once for each, since what is due is then done."""
+        """Return the kind of this call, and mark it as done: ask only once for each call."""
         if call >= self._begin_at:
             self._begin_at = NEVER
             return CallKind.BEGIN
         if call >= self.retry_at:
             self.retry_at = NEVER
             return CallKind.RETRY
-        if self._every == 1:  # in whatever order threads come here
+        if self._every == 1:  # every call is compared, in whatever order threads come here
             return CallKind.COMPARE
         if call >= self._compare_at:
             self._compare_at = call + self._every - (call + 1) % self._every

@@ -1,12 +1,12 @@
 """The engine slot: which engine serves a graph now, and how that changes.
 
-A slot has one :class:`State`, and :data:`TABLE` says for each state and each :class:`Event` who
-answers the call at hand, which state follows, and who serves the next call. Nothing here knows of
-torch. The parts that do are given as two ports: :class:`Calls`, which calls engines, and
-:class:`Chain`, which builds them and keeps the graph's record.
+A slot has one :class:`State`. For each state and each :class:`Event`, :data:`TABLE` says who
+answers the current call, which state follows, and who serves the next call. This module does not
+use torch. It works through two ports: :class:`Calls`, which calls engines, and :class:`Chain`,
+which builds engines and keeps the graph's record.
 
-An event is always one of the engine that serves. A call may end with an engine that another thread
-has given up meanwhile. That call is answered as the table says, and the state stays.
+Events concern the engine that serves. Another thread may replace that engine while a call runs. If
+the call then fails, it is answered as the table says, but the state does not change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROBATION = 32
 """Calls that an engine which took over has to serve before the one it replaced is released."""
 
 _STARVED = 3
-"""Calls for which an engine may lack the memory before it is given up."""
+"""An engine is given up when it has lacked memory at this many calls."""
 
 
 class State(StrEnum):
@@ -75,7 +75,7 @@ class Answer(StrEnum):
 
 
 class Then(Enum):
-    """The state that follows, and who serves the next call."""
+    """The state that follows an event, and who serves the next call."""
 
     SAME = State.SERVING, "the same engine"
     NEW = State.SERVING, "the new engine"
@@ -89,7 +89,7 @@ class Then(Enum):
 
 
 class Row(NamedTuple):
-    """Who answers the call at which an event happens, and what follows in each state."""
+    """A row of the table: who answers the call of an event, and what follows in each state."""
 
     answer: Answer
     serving: Then
@@ -138,12 +138,12 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What came of building candidates.
+    """The result of building candidates.
 
     Attributes:
-        engine: The one that is accepted; ``None`` where it is eager, or none.
-        order: The places in the chain of all that may serve, best first.
-        skipped: The places of those that were in quarantine already.
+        engine: The engine that was accepted; ``None`` if that is eager, or if none was.
+        order: The places in the chain of all candidates that may serve, best first.
+        skipped: The places of candidates that were in quarantine already.
     """
 
     engine: Engine | None
@@ -152,13 +152,13 @@ class Built:
 
 
 class Calls(Protocol):
-    """The port to what calls engines."""
+    """The port to the code that calls engines."""
 
     def install(self, engine: Engine) -> Compiled:
-        """The callable that serves from now on, with the engine's backwards reported."""
+        """Return an engine's callable, to serve from now on, and have its backwards reported."""
 
     def resume(self, *args: Any) -> Any:
-        """Answer a call for which there is no engine yet, by that of :meth:`Slot.advance`."""
+        """Answer a call for which there is no engine yet, by :meth:`Slot.advance`'s engine."""
 
 
 class Chain(Protocol):
@@ -166,9 +166,10 @@ class Chain(Protocol):
 
     Attributes:
         fallback: The eager fallback.
-        recovers: Whether an engine that fails is followed; else its errors reach the caller.
-        retry_after: Calls that an engine in quarantine waits at first; ``None`` for ever.
-        collective: Whether the graph waits for other ranks, which would not wait a second time.
+        recovers: True if another engine follows one that fails; else errors reach the caller.
+        retry_after: Calls that an engine's first quarantine lasts; ``None`` for ever.
+        collective: True if the graph has collectives. Then a call must not be repeated, because
+            the other ranks would not repeat theirs.
     """
 
     fallback: Compiled
@@ -180,16 +181,16 @@ class Chain(Protocol):
         """Hold torch's lock of compiles: a compile in another thread may call this graph."""
 
     def build(self, places: Sequence[int], args: Sequence[Any]) -> Built:
-        """The first of these candidates that is accepted for the inputs ``args``; recorded."""
+        """Build the candidates in turn until one is accepted for ``args``, and record them."""
 
     def rebuild(self, place: int, args: Sequence[Any]) -> Engine | None:
-        """A candidate from quarantine, built once more; recorded. ``None``: not accepted."""
+        """Build a candidate from quarantine again, and record it; ``None`` if not accepted."""
 
     def quarantine(self, place: int) -> None:
-        """Have the whole process leave a candidate out for this graph."""
+        """Exclude a candidate for this graph in the whole process."""
 
     def failed(self, error: BaseException, what: str) -> None:
-        """Record that the engine failed, and what did: ``"raised"``, ``"its backward raised"``."""
+        """Record that the engine failed; ``what`` is ``"raised"`` or ``"its backward raised"``."""
 
     def reverted(self) -> None:
         """Record that the engine which had been replaced serves again."""
@@ -199,7 +200,7 @@ class Chain(Protocol):
 
 
 class Wait(NamedTuple):
-    """The quarantine of one engine: how many calls it lasts, and the last of these."""
+    """The quarantine of one engine: how many calls it lasts, and the number of its last call."""
 
     calls: int
     until: int
@@ -209,18 +210,18 @@ class Slot:
     """One graph's engine slot.
 
     Transitions are made with the lock held, and published after that. An ordinary call reads
-    ``run`` and ``due`` without it. A process may be forked in the midst of a transition: whatever
-    ``run`` is then can answer, and the child makes anew what it needs.
+    ``run`` and ``due`` without the lock. A process may be forked during a transition. The child
+    can still answer, since every value that ``run`` has can answer a call.
 
     Attributes:
-        run: Serves the graph now. It is replaced whole, between calls; calls under way end with
-            the one that they began with.
+        run: The callable that serves the graph now. It is replaced by a single assignment; a call
+            ends with the callable that it began with.
         due: The tick (:attr:`Runtime.tick`) from which on a call may be special, by the schedule or
             because there is a barrier that every call has to pass.
-        engine: The engine that serves; ``None`` for eager, or where it has failed.
-        resuming: What ``run`` is after a failure, until there is another engine.
+        engine: The engine that serves; ``None`` for eager, or after a failure.
+        resuming: The value of ``run`` after a failure, until another engine is built.
         lock: While it is held, no other thread changes the slot.
-        barrier: Every call has to pass it, where there is one.
+        barrier: A barrier that every call has to pass; ``None`` if there is none.
         called_by: A weak reference to the callable that the program holds.
     """
 
@@ -244,11 +245,18 @@ class Slot:
         self._reschedule()
 
     def follows(self, run: Compiled) -> bool:
-        """Whether something else can serve the graph if ``run`` fails."""
+        """Return True if something else can serve the graph after ``run`` fails."""
         return self._chain.recovers and run is not self._chain.fallback
 
     def fail(self, event: Event, run: Compiled, error: BaseException, what: str = "raised") -> None:
-        """Note a failure of the engine ``run``, unless it serves no more; ``what`` did it."""
+        """Note a failure of the engine ``run``, unless it no longer serves.
+
+        Args:
+            event: The failure.
+            run: The engine's callable.
+            error: The error.
+            what: What happened: ``"raised"`` or ``"its backward raised"``.
+        """
         with self.lock:
             engine = self.engine
             if self.run is not run or engine is None or not self._chain.recovers:
@@ -266,7 +274,7 @@ class Slot:
                 self._reschedule()
 
     def advance(self, args: Sequence[Any]) -> Compiled:
-        """The engine for the first call after a failure: the next candidate that is accepted."""
+        """Return the engine for the first call after a failure: the next candidate accepted."""
         with self._chain.compiling(), self.lock:
             if self.run is self.resuming:
                 built = self._chain.build(self._order[self._position() + 1 :], args)
@@ -276,9 +284,10 @@ class Slot:
             return self.run
 
     def retry(self, args: Sequence[Any]) -> Compiled:
-        """The engine for a call at which a quarantine is over: that one, if it is accepted now.
+        """Return the engine for a call at which a quarantine ends.
 
-        The wait of one that is not accepted doubles.
+        The engine in quarantine is built again. If it is not accepted, its wait doubles, and the
+        engine that serves stays.
         """
         with self._chain.compiling(), self.lock:
             if self.run is self.resuming:  # an engine failed meanwhile, and that comes first
@@ -289,14 +298,18 @@ class Slot:
                 if engine is not None:
                     self._happen(Event.ACCEPTED, engine)
                     break
-                self._wait(place, calls - 1)  # this call is made by another
+                self._wait(place, calls - 1)  # another engine makes this call
             self._reschedule()
             return self.run
 
     def take_over(self, built: Built, *, keeps: bool) -> None:
-        """Have what background selection chose serve from the next call on; with the lock held.
+        """Let the choice of background selection serve from the next call on.
 
-        It may be the same engine as before. The one that is replaced is kept, if ``keeps``.
+        The caller holds the lock. The choice may be the engine that serves already.
+
+        Args:
+            built: The choice.
+            keeps: True if the replaced engine is kept for a while, in case the new one fails.
         """
         self._order = built.order
         self._leave_out(built.skipped)
@@ -307,14 +320,14 @@ class Slot:
         self._reschedule()
 
     def is_wanted(self, run: Compiled) -> bool:
-        """Whether the graph can still be called, and ``run`` serves it."""
+        """Return True if the program can still call the graph and ``run`` serves it."""
         if self.called_by() is None:
             with self.lock:
                 self._happen(Event.FREED)
         return self.state is not State.FREED and self.run is run
 
     def kind_of(self, number: int, run: Compiled) -> CallKind:
-        """The kind of the call with the tick ``number``, by ``run``; asked once for each call."""
+        """Return the kind of the call with the tick ``number``; to be asked once for each call."""
         with self.lock:
             call = number - self._runtime.reads
             if call >= self._schedule.let_go_at:
@@ -325,7 +338,7 @@ class Slot:
 
     @contextlib.contextmanager
     def barred(self) -> Iterator[Barrier]:
-        """Have every call pass a barrier, for as long as the context lasts."""
+        """Make every call pass a barrier while the context lasts."""
         barrier = Barrier()
         try:
             self._set_barrier(barrier)
@@ -334,7 +347,7 @@ class Slot:
             self._set_barrier(None)
 
     def _happen(self, event: Event, engine: Engine | None = None) -> Then:
-        """Make the transition of the table, with the lock held; ``engine`` is the new one.
+        """Make the transition of the table; the caller holds the lock; ``engine`` is the new one.
 
         Raises:
             RuntimeError: the event cannot happen in this state.
@@ -364,12 +377,12 @@ class Slot:
         self._starved, self.engine, self._place, self.run = 0, engine, place, run
 
     def _position(self) -> int:
-        """Where the last engine stands in the order; behind its end for eager."""
+        """Return the index of the last engine in the order; the order's length for eager."""
         place, order = self._place, self._order
         return order.index(place) if place in order else len(order)
 
     def _preferred(self) -> list[int]:
-        """The places of engines in quarantine that are before the one that serves, in order."""
+        """Return the places of engines in quarantine that are preferred to the serving one."""
         return [place for place in self._order[: self._position()] if place in self._waits]
 
     def _leave_out(self, places: Sequence[int]) -> None:
@@ -378,7 +391,7 @@ class Slot:
                 self._wait(place, self._runtime.calls)
 
     def _wait(self, place: int, since: int) -> None:
-        """Put an engine into quarantine from this call on, for twice as long as the last time."""
+        """Put an engine into quarantine from call ``since`` on, twice as long as the last time."""
         self._chain.quarantine(place)
         if self._chain.retry_after is None:
             return

@@ -1,7 +1,7 @@
-"""The candidates of a graph after its compile, for its engine slot: built here, and recorded.
+"""Builds and records the candidates of a graph after its compile, for the graph's engine slot.
 
-The graph, its policy and its chain are kept for that; the first call's inputs are not. Which of the
-candidates serves, and which are in quarantine, is known to :mod:`composer.runtime.slot` only.
+The graph, its policy and its chain are kept for this; the first call's inputs are not. Only
+:mod:`composer.runtime.slot` knows which candidate serves and which ones are in quarantine.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ class Succession:
     """One graph's chain after the compile, and its record (:class:`composer.runtime.slot.Chain`).
 
     Args:
-        request: The graph, as the passes of the stages ``torch`` and ``aten`` left it; of the
-            example inputs only the symbols are kept.
+        request: The graph after the passes of the stages ``torch`` and ``aten``. Of its example
+            inputs, only the symbols are kept.
         entries: The chain.
         shared: The passes of the later stages.
         policy: The policy in force for the graph.
+        cache: The policy of what is kept on disk.
         early: Records of the passes that ran before every candidate.
-        report: The record of the graph; the attribute is the current one.
-        asked_by_name: Whether the user wrote the chain.
+        report: The record of the graph. The attribute ``report`` is the current record.
+        asked_by_name: True if the user wrote the chain.
     """
 
     def __init__(
@@ -94,7 +95,13 @@ class Succession:
         self.fallback: Callable[..., Any]
 
     def answers(self, outcome: Outcome, backwards: Backwards, later: Later | None) -> Answers:
-        """What answers the calls of the graph; its walk along the chain ended with ``outcome``."""
+        """Return the object that answers the graph's calls.
+
+        Args:
+            outcome: The result of trying the chain at the compile.
+            backwards: The backwards that were compiled with it.
+            later: Background work that begins with the second call; ``None`` for none.
+        """
         self.fallback = self._fallback_of(outcome)
         everyone = tuple(range(len(self.entries)))
         order = everyone if outcome.ranking is None else outcome.ranking
@@ -125,7 +132,7 @@ class Succession:
         backwards: Backwards | None,
         order: tuple[int, ...] = (),
     ) -> Built:
-        """What came of trying the candidates at these places, or the first of them."""
+        """Return the slot's view of an outcome; it may cover only the first of the places."""
         tried = list(zip(places, outcome.attempts, strict=False))
         skipped = tuple(at for at, each in tried if each.reason is Reason.QUARANTINED)
         if outcome.chosen == EAGER:
@@ -135,19 +142,22 @@ class Succession:
         return Built(Engine(outcome.compiled, place, bounds, backwards), order, skipped)
 
     def _fallback_of(self, outcome: Outcome) -> Callable[..., Any]:
-        """What serves already, if that is eager; else it is made now, or when it is needed."""
+        """Return the eager fallback: the callable that serves, if that is eager, else a new one.
+
+        If passes of later stages have to run, it is compiled at its first call.
+        """
         if outcome.chosen == EAGER:
             return _torch.breaks.undisabled(outcome.compiled)
         return self._answer if self._shared.late else eager_forward(self.request.gm)
 
     def _exact(self, args: Sequence[Any], request: GraphRequest) -> Values:
-        """What the eager fallback computes in float64 for the inputs of a call."""
+        """Return the eager fallback's values in float64 for the inputs of a call."""
         late, gm = self._shared.late, self.request.gm
         with _torch.compiles.recaptured(gm, args) if late else contextlib.nullcontext():
             return verify.exact(args, request, self._shared)
 
     def _answer(self, *args: Any) -> Any:
-        """Eager where passes run on AOTAutograd's graphs: compiled when it is first needed."""
+        """Answer by the eager fallback with passes on AOTAutograd's graphs, compiled on demand."""
         if self._answering is None:
             with _torch.compiles.recaptured(self.request.gm, args):
                 self._answering, _ = make_fallback(self.request_for(args), self._shared)
@@ -158,12 +168,12 @@ class Succession:
         return _torch.compiles.compiling()
 
     def quarantine(self, place: int) -> None:
-        """Have the whole process leave a candidate out for this graph."""
+        """Exclude a candidate for this graph in the whole process."""
         engine = self.entries[place]
         session.current().quarantine(self.request.graph_key, engine.key, engine.candidate.backend)
 
     def failed(self, error: BaseException, what: str) -> None:
-        """Record that the engine failed by this error, or by a comparison that found it wrong."""
+        """Record that the engine failed; if ``error`` is a Refusal, its numbers were wrong."""
         attempts = list(self.report.attempts)
         place = max(i for i, attempt in enumerate(attempts) if attempt.accepted)
         engine = attempts[place]
@@ -184,15 +194,15 @@ class Succession:
         self._record(tuple(attempts), EAGER)
 
     def build(self, places: Sequence[int], args: Sequence[Any]) -> Built:
-        """The first of these candidates that is accepted for these inputs."""
+        """Build the candidates at these places in turn until one is accepted, and record them."""
         outcome, backwards = self.walk(args, [self.entries[place] for place in places])
         self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
         return self._built(places, outcome, backwards)
 
     def rebuild(self, place: int, args: Sequence[Any]) -> Engine | None:
-        """A candidate from quarantine, built once more; ``None`` where it is not accepted.
+        """Build a candidate from quarantine again; ``None`` if it is not accepted.
 
-        Where the policy wants the fastest, the engine is measured against the eager fallback.
+        If the policy asks for the fastest engine, it is also timed against the eager fallback.
         """
         entry = self.entries[place]
         session.current().release(self.request.graph_key, entry.key)
@@ -207,9 +217,13 @@ class Succession:
     def selected(self, outcome: Outcome, first: int) -> tuple[Built, bool]:
         """Record the result of background selection.
 
+        Args:
+            outcome: The result of the selection.
+            first: The place of the engine that has served so far.
+
         Returns:
-            What serves from now on, and whether the engine at the place ``first``, which has served
-            so far, may serve again if the new one fails.
+            The new engine, and True if the engine that has served so far may serve again when the
+            new one fails.
         """
         ahead = list(outcome.ranking or ())
         stays, may_return = outcome.attempts[first].accepted, first in ahead
@@ -225,7 +239,7 @@ class Succession:
         return self._built(range(len(self.entries)), outcome, None, tuple(ahead)), may_return
 
     def reverted(self) -> None:
-        """Record that the engine which had been replaced serves again."""
+        """Record that the engine that was replaced serves again."""
         attempt = self._reverting
         assert attempt is not None
         self._record((*self.report.attempts, attempt), attempt.backend)
@@ -238,7 +252,7 @@ class Succession:
         self._record(tuple(attempts), self.report.chosen, alongside=True)
 
     def fallback_in_time(self, args: Sequence[Any]) -> choice.Made:
-        """Eager and its passes; compiled now, for these inputs, if it has to be compiled."""
+        """Return the eager fallback and its passes, compiled now for these inputs if necessary."""
         if not self._shared.late:
             return self.fallback, ()
         outcome, _ = self.walk(args, ())
@@ -254,14 +268,14 @@ class Succession:
         alongside: bool = False,
         made: dict[str, object] | None = None,
     ) -> tuple[Outcome, Backwards]:
-        """Try candidates after Dynamo's compile is over; also gives their backwards.
+        """Try candidates after Dynamo's compile is over; return the outcome and their backwards.
 
         Args:
             args: The inputs to build for.
             entries: The candidates.
-            benchmark: How the fastest is found; ``None`` takes the first that is accepted.
-            alongside: Whether the program runs meanwhile.
-            made: What engines have made of the graph in another walk.
+            benchmark: How to find the fastest; ``None`` takes the first that is accepted.
+            alongside: True if the program runs meanwhile.
+            made: Results that engines share between walks over the same graph.
         """
         request = dataclasses.replace(self.request_for(args), alongside=alongside)
         with _torch.compiles.recaptured(request.gm, args), watched() as backwards:
@@ -277,7 +291,7 @@ class Succession:
         return outcome, backwards
 
     def request_for(self, args: Sequence[Any]) -> GraphRequest:
-        """The graph, with the inputs of a call."""
+        """Return the graph's request with the inputs of a call."""
         inputs = zip(self.request.example_inputs, args, strict=True)
         given = tuple(arg if symbol is None else symbol for symbol, arg in inputs)
         return dataclasses.replace(self.request, example_inputs=given)
@@ -300,10 +314,10 @@ class Succession:
     def publish(self) -> None:
         """Give the records of the changes to the sinks, and warn of those that this thread made.
 
-        A sink takes its time and may call the graph: no change of engines is under way meanwhile.
+        The slot's lock is not held here, because a sink may be slow or may call the graph.
 
         Raises:
-            FallbackWarning: the user turned it into an error.
+            FallbackWarning: the user has turned that warning into an error.
         """
         here = session.current()
         with self._publishing:
@@ -320,7 +334,7 @@ class Succession:
 def _open_to_writes(
     request: GraphRequest, entries: Sequence[ChainEntry]
 ) -> tuple[tuple[int, ...], bool]:
-    """Inputs that an engine of the chain may write to, and whether some cannot be watched."""
+    """Return the inputs that an engine may write to, and True if some writes cannot be detected."""
     engines = (each.backend for each in entries)
     trusted = all(e.writes_as_the_graph or e.may_return_original for e in engines)
     if trusted and not writes.may_write(request.gm) and writes.is_known(request.gm):
@@ -329,7 +343,7 @@ def _open_to_writes(
 
 
 def _without_tensors(request: GraphRequest) -> GraphRequest:
-    """The request with no example input but the symbols: the first call's tensors are let go."""
+    """Return the request with only the symbols as example inputs: tensors are released."""
     symbols = tuple(
         value if isinstance(value, torch.SymInt | torch.SymFloat) else None
         for value in request.example_inputs

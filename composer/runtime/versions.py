@@ -1,4 +1,4 @@
-"""Whether an engine that failed had written to its inputs, by torch's version counters."""
+"""Detects by torch's version counters whether an engine that failed had written to its inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from composer.records import Reason
 Reader = Callable[[Sequence[Any]], object]
 
 UNREADABLE = (RuntimeError, AttributeError)
-"""What reading the version of an inference tensor raises."""
+"""The errors raised when the version of an inference tensor is read."""
 
 WRITTEN = (
     f"the engine had written to its inputs ({Reason.MUTATED_INPUTS}), "
@@ -29,15 +29,15 @@ class Versions:
 
     Args:
         tracked: Positions of the inputs whose versions tell whether the engine wrote to them.
-        held: Tensors that the graph itself holds and writes to.
-        blind: Whether nothing is to be read: the graph may write to a tensor that has no version,
-            or nobody answers for the engine.
+        held: The graph's own tensors that it writes to.
+        blind: True if nothing is to be read, because the graph may write to a tensor that has no
+            version, or because no other engine would answer after a failure.
 
     Attributes:
-        read: Gives the versions of a call's tracked arguments, and of what the graph holds;
-            ``None`` where there is nothing to read.
-        unread: What stands in place of versions then: ``()`` where the graph writes to nothing,
-            ``None`` where it cannot be known.
+        read: Returns the versions of a call's tracked arguments and of the held tensors; ``None``
+            if there is nothing to read.
+        unread: The value in place of versions in that case: ``()`` if the graph writes to nothing,
+            ``None`` if writes cannot be detected.
     """
 
     __slots__ = ("read", "unread")
@@ -49,7 +49,7 @@ class Versions:
         self.unread: tuple[()] | None = None if blind else ()
 
     def of(self, args: Sequence[Any]) -> object:
-        """The versions now; ``None`` where one of the tensors has none."""
+        """Return the current versions; ``None`` if one of the tensors has no version."""
         try:
             return self.read(args) if self.read else self.unread
         except UNREADABLE:
@@ -57,9 +57,9 @@ class Versions:
 
 
 def _reader(tracked: tuple[int, ...], held: tuple[torch.Tensor, ...]) -> Reader | None:
-    """A generated function that reads each version by its own expression.
+    """Generate a function that reads each version with an expression of its own.
 
-    A loop takes two to four times as long, and this runs at every call.
+    It runs at every call, and a loop would take two to four times as long.
     """
     reads = [f"args[{i}]._version" for i in tracked]
     reads += [f"held[{i}]._version" for i in range(len(held))]

@@ -1,4 +1,4 @@
-"""For tests of policies and engines: fakes with one fault each, counts, a check of the contract.
+"""Helpers for tests of policies and engines: fake engines, counts, a check of the contract.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The contract of an engine, for its author to run in a test of their own."""
+"""Checks an engine against the contract of a backend, for the tests of the engine's author."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _RULES = {
     Reason.OUTPUT_MISMATCH: "numbers",
     Reason.RAISED_AT_RUNTIME: "calls",
 }
-"""The rules that some reasons stand for, in whatever step they are given."""
+"""The rule that is broken if an attempt ends with the reason, whatever the step of the check."""
 _PERILS = {Status.CRASHED, Status.TIMED_OUT, Reason.OUT_OF_MEMORY}
-"""What ends the check: it happened in a child process, and is not to happen in this one."""
+"""The results in the child process that end the check, so that they do not happen in this one."""
 _WHERE = {
     "process": "in a second process",
     "builds": "without grad",
@@ -44,12 +44,12 @@ _WHERE = {
 
 @dataclass(frozen=True, slots=True)
 class BackendCheck:
-    """What :func:`check_backend` saw of an engine that breaks no rule.
+    """The result of :func:`check_backend` for an engine that breaks no rule.
 
     Attributes:
-        name: The engine, as reports call it.
+        name: The engine's name in reports.
         graphs: How many graphs it served.
-        declined: What it said no to, and why, a sentence each. To decline breaks no rule.
+        declined: What it declined and why, a sentence each. Declining breaks no rule.
     """
 
     name: str
@@ -57,7 +57,7 @@ class BackendCheck:
     declined: tuple[str, ...]
 
     def __str__(self) -> str:
-        """What a person reads."""
+        """Return the result as text."""
         says = f"backend {self.name!r} breaks no rule: it served {self.graphs} graphs"
         return "\n".join((says, *(f"- {each}" for each in self.declined)))
 
@@ -70,36 +70,37 @@ def check_backend(
     kwargs: Mapping[str, Any] | None = None,
     tolerance: Mapping[str, float] | None = None,
 ) -> BackendCheck:
-    """Hold an engine against the contract of a backend, rule by rule.
+    """Check an engine against the contract of a backend, rule by rule.
 
-    It is tried through ``torch.compile``, alone in a chain: first in a child process, so that one
-    that crashes or hangs does not take the test along, then here without grad, with dynamic sizes
-    and in training. ``torch.compiler.reset()`` is called before each compile and at the end. The
-    rules are
+    The engine runs through ``torch.compile``, alone in a chain. It runs first in a child process,
+    so that a crash or a hang does not end the test. Then it runs here without grad, with dynamic
+    sizes and in training. ``torch.compiler.reset()`` is called before each compile and at the end.
+    The rules are
 
-    - ``process``: it builds and runs in a second process, and ends neither that nor itself;
+    - ``process``: the engine builds and runs in a second process without ending the process;
     - ``serves``: it is available, and serves at least one graph;
-    - ``builds``, ``dynamic``, ``training``: no build fails; one may be declined;
-    - ``work``: it does the work itself;
+    - ``builds``, ``dynamic``, ``training``: no build fails; a graph may be declined;
+    - ``work``: the engine does the work itself;
     - ``numbers``: outputs and gradients are eager's, at the first call and at later ones;
-    - ``inputs``: inputs and weights are left as eager leaves them;
+    - ``inputs``: inputs and weights are the same after a call as with eager;
     - ``calls``: no call raises;
-    - ``options``: an option that it does not know is refused.
+    - ``options``: an option that the engine does not know is refused.
 
     Args:
-        candidate: What a chain takes: a name, a callable, or a table with ``options`` and limits.
+        candidate: A candidate as in a chain: a name, a callable, or a table with ``options`` and
+            limits.
         fn: A function or module that the engine is meant for; by default three small programs.
-        args: Its inputs.
-        kwargs: Its keyword inputs.
-        tolerance: ``{"rtol": ..., "atol": ...}`` for all calls but the first, which is verified
-            as the policy's ``verify = "compile"`` has it.
+        args: Inputs of ``fn``.
+        kwargs: Keyword inputs of ``fn``.
+        tolerance: ``{"rtol": ..., "atol": ...}`` for all calls after the first. The first is
+            verified as with the policy's ``verify = "compile"``.
 
     Returns:
-        What was seen, with what the engine declined.
+        The number of graphs that the engine served, and what it declined.
 
     Raises:
-        BackendCheckError: rules are broken; it names each one.
-        OptionError, UnknownNameError: ``candidate`` stands for no engine.
+        BackendCheckError: rules are broken; the error names each one.
+        OptionError, UnknownNameError: ``candidate`` is not the name of an engine.
     """
     (entry,) = Policy(chain=(candidate,)).chain
     named = programs() if fn is None else [("", Program(fn, args, kwargs or {}))]
@@ -114,7 +115,7 @@ def check_backend(
 
 
 class _Trial:
-    """One engine, and what was found of it so far."""
+    """The check of one engine, with the results so far."""
 
     def __init__(self, entry: Candidate, tolerance: Mapping[str, float]) -> None:
         self._entry = entry
@@ -124,7 +125,7 @@ class _Trial:
         self._broken: dict[str, str] = {}
 
     def survives(self, program: Program) -> bool:
-        """Build and run in a child process; whether it is safe to go on in this one."""
+        """Build and run in a child process; return True if it is safe to go on in this one."""
         timeout = self._entry.timeout or _CHILD_SECONDS
         child = self._entry.model_copy(update={"isolate": True, "timeout": timeout})
         with torch.no_grad():
@@ -148,7 +149,7 @@ class _Trial:
             self._broken["serves"] = "; ".join(self._declined)
 
     def verdict(self) -> BackendCheck:
-        """What was seen.
+        """Return the result of the check.
 
         Raises:
             BackendCheckError: rules are broken.
@@ -171,7 +172,7 @@ class _Trial:
         """Compile one function, run it on inputs in turn, and compare with eager.
 
         Returns:
-            The attempt that was not accepted, if that is what ended it.
+            The attempt, if it was not accepted; else ``None``.
         """
         wanted = [each.run() for each in given]
         try:
@@ -195,7 +196,7 @@ class _Trial:
         return torch.compile(program.fn, backend="composer", options=options, dynamic=dynamic)
 
     def _count(self, reports: Sequence[CompileReport]) -> None:
-        """Count what it served; a switch for whoever is on call, say, may keep graphs from it."""
+        """Count the graphs that the engine served; a switch of the environment may prevent some."""
         served = [each.chosen == self._entry.name for each in reports]
         self._graphs += sum(served)
         if not all(served) or not served:
@@ -230,7 +231,7 @@ class _Trial:
 
 
 def _runs(program: Program) -> bool:
-    """Whether eager takes these inputs: sizes of a program may belong together."""
+    """Return True if eager accepts these inputs: the sizes of some inputs may have to agree."""
     try:
         program.run()
     except (RuntimeError, ValueError, IndexError):

@@ -1,6 +1,6 @@
-"""Counts of what composer did, and what a test expected of them.
+"""Counts what composer does, and compares the counts with a test's expectations.
 
-A counter that a test states its expectation of is vLLM's idea (``compilation/counter.py``).
+The idea is vLLM's (``compilation/counter.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Follower:
         self.reports.append(report)
 
     def emit(self, record: dict[str, Any]) -> None:
-        """What was followed is live."""
+        """Do nothing: the reports that are followed are live."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def expect(
     Args:
         graphs: Graphs that are compiled.
         served_by: The backend that serves all of them, or how many each one serves.
-        reasons: How many attempts end with each reason; those not named do not count.
+        reasons: How many attempts end with each reason; other reasons are not checked.
         calls: Calls of graphs compiled within.
         fallbacks: Calls that the eager fallback answered for an engine.
         verified: Calls that were compared with eager.
@@ -53,8 +53,8 @@ def expect(
         The reports, as they come in.
 
     Raises:
-        AssertionError: something else happened; it says what was expected and what was seen.
-        TypeError: a keyword is no status.
+        AssertionError: counts differ; the error says what was expected and what was seen.
+        TypeError: a keyword is not a status.
     """
     unknown = sorted(set(statuses) - set(Status))
     if unknown:
@@ -82,7 +82,7 @@ def expect(
 
 
 class _Seen:
-    """What happened, by the words that :func:`expect` takes."""
+    """The counts, under the names of :func:`expect`'s arguments."""
 
     def __init__(self, reports: Sequence[CompileReport]) -> None:
         self.reports = reports
@@ -99,12 +99,12 @@ class _Seen:
         }
 
     def slip(self, what: str, wanted: Any) -> str:
-        """``"expected 2 graphs, saw 1"``; empty where it is as expected."""
+        """Return ``"expected 2 graphs, saw 1"``; empty if the count is as expected."""
         seen = self._counts.get(what, 0)
         return "" if seen == wanted else f"{what}: expected {wanted}, saw {seen}"
 
     def sentences(self) -> Iterator[str]:
-        """What became of each attempt that was not accepted."""
+        """Return a sentence for each attempt that was not accepted."""
         for report in self.reports:
             for attempt in report.attempts:
                 if not attempt.accepted:

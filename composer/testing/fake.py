@@ -1,4 +1,4 @@
-"""A fake engine: honest work, but for one fault."""
+"""A fake engine that does real work, except for one fault."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from composer.testing.faults import AT_CALLS, GO_ON, WHILE_COMPILING, Fault, fai
 
 
 class FakeBackend:
-    """A Dynamo backend that does honest work through AOTAutograd, but for one fault.
+    """A Dynamo backend that does real work through AOTAutograd, except for one fault.
 
-    ``compiles`` and ``calls`` count what was asked of it.
+    ``compiles`` and ``calls`` count its compiles and its calls.
 
     Args:
-        fault: The fault; ``None`` is an engine without one.
-        at: From which call on the fault strikes, the first being 1. By default while it compiles,
-            where the fault can strike then, else at every call. ``fails_in_backward`` counts the
-            runs of the backward.
+        fault: The fault; ``None`` is an engine without a fault.
+        at: The call from which on the fault happens; the first call is 1. By default, the fault
+            happens in the compile if it can, else at every call. ``fails_in_backward`` counts runs
+            of the backward.
         seconds: How long ``slow`` takes.
         name: What reports call it; by default ``fake_`` and the fault.
 
@@ -56,12 +56,12 @@ class FakeBackend:
                 raise ValueError(f"{self.fault} strikes while compiling, not at a call")
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
-        """Sent to another process it is made anew, for ``isolate``; its counts stay here."""
+        """Pickle as a new engine without counts, so that ``isolate`` can send it to a child."""
         again = functools.partial(FakeBackend, seconds=self.seconds, name=self.__name__)
         return functools.partial(again, self.fault, self.at), ()
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        """Compile, as the fault has it."""
+        """Compile, with the fault if it happens in the compile."""
         self.compiles += 1
         if self._strike_compile is not None:
             instead = self._strike_compile(self, gm, example_inputs)

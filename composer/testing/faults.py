@@ -1,4 +1,4 @@
-"""The faults: each is a few lines that strike while a fake engine compiles, or at its calls."""
+"""The faults of fake engines: each is a few lines that run in the compile or at calls."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Fault(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> None:
-        """Raise for a name that is no fault's, with the nearest that is."""
+        """Raise for an unknown fault, and name the nearest known one."""
         raise ValueError(f"unknown fault {value!r}{did_you_mean(str(value), map(str, cls))}")
 
 
 class Struck(Protocol):
-    """What a fault knows of the engine that has it."""
+    """The data of the fake engine that its fault can use."""
 
     __name__: str
     seconds: float
 
 
 GO_ON = object()
-"""A fault while compiling that leaves the compile to go on."""
+"""Returned by a fault in the compile after which the compile goes on."""
 
 
 def _raise(backend: Struck, *_: Any) -> Any:
@@ -84,7 +84,7 @@ def _segfault(*_: Any) -> Any:
 
 
 def _eat_memory(*_: Any) -> Any:
-    """Fill memory until there is no more, or 8 GiB are taken: the machine is the user's own."""
+    """Fill memory until there is no more or 8 GiB are taken, to spare the user's machine."""
     held: list[bytes] = []
     while len(held) * _HOG_STEP < _HOG_LIMIT:
         held.append(b"\1" * _HOG_STEP)
@@ -110,7 +110,7 @@ def _return_graph(_: Struck, gm: torch.fx.GraphModule, __: Any) -> Any:
 
 
 def _mutate_graph(_: Struck, gm: torch.fx.GraphModule, __: Any) -> Any:
-    """Lose all but the inputs, then fail."""
+    """Remove everything except the inputs from the graph, then fail."""
     for module in gm.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.find_nodes(op="output"):
@@ -134,7 +134,7 @@ def _run(_: Struck, honest: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def _then_run(strike: Callable[..., Any]) -> Callable[..., Any]:
-    """The fault, then the honest answer."""
+    """Return a fault that runs ``strike`` and then gives the right answer."""
 
     def run(backend: Struck, honest: Callable[..., Any], args: Sequence[Any]) -> Any:
         strike(backend, None, args)
@@ -151,7 +151,7 @@ def _then_raise(backend: Struck, honest: Callable[..., Any], args: Sequence[Any]
 def _spoiled(
     spoil: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[Struck, Callable[..., Any], Sequence[Any]], Any]:
-    """The honest answer with its first floating-point tensor changed."""
+    """Return a fault that changes the first floating-point tensor of the right answer."""
 
     def run(_: Struck, honest: Callable[..., Any], args: Sequence[Any]) -> Any:
         outputs = list(honest(*args))
@@ -183,7 +183,7 @@ def _of_other_strides(value: torch.Tensor) -> torch.Tensor:
 
 
 def failing_backward(gm: torch.fx.GraphModule, inputs: list[Any], at: int) -> Callable[..., Any]:
-    """Honest work through AOTAutograd, but for its backward: that raises from its run ``at`` on."""
+    """Compile through AOTAutograd with a backward that raises from its run ``at`` on."""
     numbers = itertools.count(1)
 
     def honest(functional: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:

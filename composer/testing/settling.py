@@ -1,4 +1,4 @@
-"""Waiting for what goes on beside the program."""
+"""Waits for the background work of composer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def settle(timeout: float = 60.0) -> None:
         timeout: Seconds to wait at most.
 
     Raises:
-        TimeoutError: something still is, then.
+        TimeoutError: background work is not finished by then.
     """
     if not session.current().background.settled(timeout):
         raise TimeoutError(f"something was still built or measured after {timeout:g} s")

@@ -1,4 +1,4 @@
-"""Why a model runs as it does: its graphs, who serves them, and where Dynamo could not follow."""
+"""Explains how a model runs: its graphs, the engines that serve them, and its graph breaks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from composer.telemetry.report import counted, headline, html_of, tables_of
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """A place where Dynamo ended a graph, or gave a function up."""
+    """A place where Dynamo ended a graph, or gave up on a function."""
 
     reason: str
-    """What Dynamo calls it, such as ``Data-dependent branching``."""
+    """Dynamo's name for it, such as ``Data-dependent branching``."""
     file: str
     """Where, in the user's code."""
     line: int
@@ -50,7 +50,7 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """What was compiled, oldest first; ``str()`` is for a person to read."""
+    """The compiled graphs, oldest first; ``str()`` gives a text for a person."""
 
     graphs: tuple[CompileReport, ...]
     graph_breaks: tuple[GraphBreak, ...]
@@ -134,14 +134,14 @@ class Collector:
 
     @property
     def explanation(self) -> Explanation:
-        """What was collected so far; graphs as they stand now."""
+        """Return the explanation of everything collected so far, with the current reports."""
         here = session.current()
         graphs = here.as_they_stand(self._graphs)
         without = here.without_graph(self._noted_before)
         return Explanation(tuple(graphs), tuple(self._breaks.values()), without)
 
     def emit(self, record: dict[str, Any]) -> None:
-        """Nothing: the report itself is kept."""
+        """Do nothing: :meth:`follow` keeps the live report instead of its record."""
 
     def follow(self, report: CompileReport) -> None:
         """Keep a graph's report."""
@@ -151,9 +151,9 @@ class Collector:
     def met(
         self, message: str, stack: Sequence[traceback.FrameSummary], frame_skipped: bool
     ) -> None:
-        """Keep a graph break; of one that is met again, what was said last.
+        """Keep a graph break; a second message about the same place replaces the first.
 
-        Dynamo meets a place again when it gives a caller up and traces the function by itself.
+        Dynamo meets a place again when it gives up on a caller and traces the function alone.
         """
         if self._thread not in (None, threading.get_ident()):
             return
@@ -216,7 +216,9 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
 
 
 def compiled_beside(fn: Callable[..., Any], **given: Any) -> Callable[..., Any]:
-    """Compiled through composer with a backend that no cache knows, beside all other compiles.
+    """Compile a function through composer without reusing, or being reused by, other compiles.
+
+    The backend is a new object, so that Dynamo finds nothing in its caches.
 
     Args:
         fn: A function or a module.
@@ -228,7 +230,7 @@ def compiled_beside(fn: Callable[..., Any], **given: Any) -> Callable[..., Any]:
 
 
 def _as_before(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled anew, as it was compiled before if it was."""
+    """Compile a function anew, with the arguments of an earlier ``torch.compile`` if any."""
     before = _torch.breaks.compiled_as(fn)
     if before is None:
         return compiled_beside(fn)

@@ -1,9 +1,10 @@
-"""``composer.lock``: which engine serves which graph, written down, compared with, held to.
+"""``composer.lock``: a file that says which engine serves which graph.
 
-:mod:`~composer.chain.lock.file` is the file, :mod:`~composer.chain.lock.describe` makes a graph's
-entry, :mod:`~composer.chain.lock.witness` collects those of a program,
-:mod:`~composer.chain.lock.difference` names what is not the same, and :func:`hold` keeps a compile
-to what the file says.
+- :mod:`~composer.chain.lock.file` reads and writes the file;
+- :mod:`~composer.chain.lock.describe` makes the entry of a graph;
+- :mod:`~composer.chain.lock.witness` collects the entries of a program;
+- :mod:`~composer.chain.lock.difference` names the differences between two locks;
+- :func:`hold` restricts a compile to the engine that the file names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A graph's entry in the lock, made while it is compiled: the engine is filled in afterwards."""
+"""Makes a graph's entry in the lock while the graph is compiled; the engine is added later."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from composer.system import distribution
 from composer.system.distribution import version_of
 
 _READABLE = ("surroundings", "mode")
-"""Parts that are short, and stand in the lock as they are; of the others there is a digest."""
+"""Parts of a graph's key that are short and stand in the lock as text; others as a digest."""
 
 
 def describe(
     request: GraphRequest, policy: Policy, shared: SharedPasses, position: int
 ) -> LockedGraph:
-    """What the lock says of a captured graph, but for who serves it.
+    """Return the lock's entry of a captured graph, without the engine that serves it.
 
     Args:
-        request: The graph as it was captured, in the surroundings that it is compiled in.
-        policy: What the user wants.
+        request: The graph as it was captured. torch's settings are read as they are now.
+        policy: The policy in force for the graph.
         shared: The passes that the policy names.
         position: How many other graphs of its model were compiled before.
     """
-    # How a refusal is answered, or how often a call is checked, does not decide who serves.
+    # Fields that say what follows a refusal, or how often calls are checked, are left out: they do
+    # not decide which engine serves.
     usual = Policy()
     answers = ("strict", "on_exhausted", "on_pass_error", "on_runtime_error")
     unchecked = policy.verify.model_copy(update={"every": usual.verify.every})
@@ -97,7 +98,7 @@ def _pass(each: GraphPass) -> LockedPass:
 
 
 def _decisive(policy: Policy) -> dict[str, Any]:
-    """The fields that make this policy's key another than the default's, for a person."""
+    """Return the fields because of which this policy's key is not the default's, as readable."""
     usual = Policy()
     found = {}
     for name in Policy.model_fields:
@@ -108,7 +109,7 @@ def _decisive(policy: Policy) -> dict[str, Any]:
 
 
 def readable(value: Any) -> Any:
-    """As TOML can hold it and a person can read it, equal in every process."""
+    """Return a value in a form that TOML can hold and that is equal in every process."""
     if isinstance(value, Worded):
         return value.spelled
     if isinstance(value, BaseModel):
@@ -133,11 +134,11 @@ def _by_name(item: tuple[Any, Any]) -> str:
 
 
 def versions_for(backend: Backend | None) -> dict[str, str]:
-    """Versions of torch, composer and the packages of an engine; empty where one is not here."""
+    """Return the versions of torch, composer and an engine's packages; "" if not installed."""
     packages = backend.packages if backend else ()
     return {name: version_here(name) for name in ("torch", distribution.NAME, *packages)}
 
 
 def version_here(package: str) -> str:
-    """The version of a package in this process; torch's with the kind of its build."""
+    """Return a package's version in this process; torch's includes its build, as in "+cpu"."""
     return torch.__version__ if package == "torch" else version_of(package)

@@ -1,4 +1,4 @@
-"""What is not as the lock has it, named for a person."""
+"""Finds the differences between a program and the lock, and describes them for a person."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from composer.telemetry.report import counted
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same.
+    """One difference between the lock and a program.
 
     Attributes:
-        graph: Such as ``"graph 0 of my_package.Net"``; empty where all are concerned.
+        graph: The graph's title, ``"graph 0 of my_package.Net"``; empty if all are concerned.
         kind: ``version``, ``new``, ``gone``, ``engine``, or the part of the graph that changed.
-        message: What was there, and what is here.
+        message: What the lock says, and what is the case here.
     """
 
     graph: str
@@ -28,20 +28,20 @@ class Difference:
     message: str
 
     def __str__(self) -> str:
-        """In one line."""
+        """Return the difference in one line."""
         return f"{self.graph}: {self.message}" if self.graph else self.message
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A graph as it is served here.
+    """A graph of the program, and the engine that serves it.
 
     Attributes:
-        graph: What the lock would say of it.
-        versions: Of what serves it.
+        graph: The entry that the lock would have for it.
+        versions: The versions of torch, composer and the engine's packages.
         attempts: The candidates that were tried.
         compiles: How often it was compiled.
-        apart: What the lock would say where another serves, and how many compiles those were.
+        apart: If other engines serve some of its compiles: the entry for each, and their number.
     """
 
     graph: LockedGraph
@@ -51,21 +51,20 @@ class Served:
     apart: tuple[tuple[LockedGraph, int], ...] = ()
 
     def minority(self) -> Iterator[tuple[LockedGraph, str]]:
-        """What serves some compiles only, each with a sentence about it."""
+        """Yield the entries of :attr:`apart`, each with a sentence about it."""
         for graph, count in self.apart:
             times = f"{count} of {counted(self.compiles, 'compile')}"
             yield graph, f"served by {_server(graph)} in {times}"
 
 
 def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
-    """All that is not as the lock has it.
+    """Return all differences between the lock and a program.
 
-    A graph that changed is compared with the one that the lock has at its place among the graphs of
-    its model.
+    A graph that changed is compared with the lock's graph at the same position of the same model.
 
     Args:
-        lock: What was.
-        here: What a program compiled, in order.
+        lock: The lock.
+        here: The graphs that the program compiled, in order.
     """
     found = [Difference("", "version", told) for told in versions(lock, lock.versions)]
     entries = [lock.entry(each.graph) for each in here]
@@ -91,7 +90,7 @@ def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
 
 
 def versions(lock: Lock, packages: Iterable[str]) -> Iterator[str]:
-    """The packages that are here in another version than the lock says."""
+    """Yield a sentence for each package whose version is not the lock's."""
     for package in packages:
         then, now = lock.versions.get(package, ""), version_here(package)
         if then != now:
@@ -99,7 +98,7 @@ def versions(lock: Lock, packages: Iterable[str]) -> Iterator[str]:
 
 
 def between(locked: LockedGraph, here: LockedGraph) -> Iterator[tuple[str, str]]:
-    """The parts in which two graphs differ, each with what is to be said of it."""
+    """Yield the parts in which two graphs differ, each with a sentence about it."""
     for part in dict.fromkeys((*locked.parts, *here.parts)):
         if locked.parts.get(part) != here.parts.get(part):
             yield part, _changed(part, locked, here)
@@ -157,7 +156,7 @@ def _value(policy: Mapping[str, Any], name: str) -> str:
 
 
 def _moved(entry: LockedGraph, served: Served) -> str:
-    """Who serves the graph instead, and what became of the one that did."""
+    """Return which engine serves the graph now, and why the locked one does not."""
     what = f"served by {_server(served.graph)}; the lock says {called(entry)}"
     tried = [each for each in served.attempts if each.backend == entry.engine]
     if not tried:
@@ -174,6 +173,6 @@ def _server(graph: LockedGraph) -> str:
 
 
 def called(graph: LockedGraph) -> str:
-    """Who serves a graph: ``"onnxrt(threads=2) in bf16"``."""
+    """Return the engine of an entry as text: ``"onnxrt(threads=2) in bf16"``."""
     served = spelled(graph.engine, graph.options)
     return f"{served} in {graph.precision}" if graph.precision else served

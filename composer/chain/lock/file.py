@@ -1,4 +1,4 @@
-"""The file ``composer.lock``: TOML, the same bytes for the same graphs, made to lie in git."""
+"""The file ``composer.lock``: TOML, the same bytes for the same graphs, to be kept in git."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from composer.registry import did_you_mean
 LOCK_FILE = "composer.lock"
 
 _OURS = "composer lock"
-"""Stands in the first line of every lock; PHP's Composer has a file of the same name."""
+"""Text in the first line of every lock. PHP's Composer has a file of the same name."""
 
 
 class LockedPass(BaseModel):
-    """A shared pass: its name, its parameters, and the digest of its source with both."""
+    """A shared pass: its name, its parameters, and the digest of its source and parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,24 +41,26 @@ class LockedPass(BaseModel):
 
 
 class LockedGraph(BaseModel):
-    """A graph and who serves it.
+    """A graph and the engine that serves it.
 
     Attributes:
         model: Class or function, or the name that the policy gives it.
         position: How many other graphs of that model were compiled before it.
-        engine: Who serves it, as the chain spelled it; ``eager`` for the eager fallback.
+        engine: The engine, as the chain spells it; ``eager`` for the eager fallback.
         key: The ``graph_key`` of its report.
         device: The most common device.
         dtype: The most common floating dtype.
-        training: Whether it was compiled for training.
-        dynamic: Whether some size is a symbol.
-        nodes: Operations.
-        inputs: What is passed in, weights left out, for a person.
+        training: True if it was compiled for training.
+        dynamic: True if some size is a symbol.
+        nodes: The number of operations.
+        inputs: The inputs except weights, each as text.
         passes: The shared passes, in order.
-        options: The engine's, as the chain gave them.
-        precision: What it computes in, where that is not the graph's own.
-        policy: Fields that decide how the graph is compiled and are not the default.
-        parts: What makes the graph the one that it is; it is recognised by them.
+        options: The engine's options, as the chain gave them.
+        precision: The precision of the engine; empty if it is the graph's own.
+        policy: The fields of the policy that affect how the graph is compiled and are not the
+            default.
+        parts: The parts of the graph's key, each as text or digest. Graphs with equal parts are the
+            same graph.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,13 +93,13 @@ class LockedGraph(BaseModel):
 
 
 class Lock(BaseModel):
-    """What the file holds.
+    """The content of the file.
 
     Attributes:
-        version: Of the format; 1.
-        versions: Of torch, composer and the packages of the engines that serve; empty where a
-            package is not installed.
-        graphs: By model, in the order in which they were compiled.
+        version: The version of the format, 1.
+        versions: The versions of torch, composer and the packages of the engines that serve; empty
+            for a package that is not installed.
+        graphs: The graphs by model, in the order in which they were compiled.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -107,11 +109,11 @@ class Lock(BaseModel):
     graphs: tuple[LockedGraph, ...]
 
     def entry(self, graph: LockedGraph) -> LockedGraph | None:
-        """What the lock holds of this very graph."""
+        """Return the entry with the same parts as this graph; ``None`` if there is none."""
         return next((each for each in self.graphs if each.parts == graph.parts), None)
 
     def nearest(self, graph: LockedGraph) -> LockedGraph | None:
-        """The graph of its model at its place; where there is none, the one most like it."""
+        """Return the entry of the same model and position, else the most similar of the model."""
         own = [each for each in self.graphs if each.model == graph.model]
         return max(own, key=lambda each: _likeness(each, graph), default=None)
 
@@ -122,10 +124,11 @@ def _likeness(one: LockedGraph, other: LockedGraph) -> tuple[bool, int]:
 
 
 def read(path: Path) -> Lock:
-    """The lock that a file holds.
+    """Read a lock from a file.
 
     Raises:
-        LockError: the file is missing or no TOML, or naming every key and value that is wrong.
+        LockError: the file is missing or is not TOML, or has wrong keys or values, all of which
+            the error names.
     """
     try:
         known = path.stat()
@@ -136,7 +139,7 @@ def read(path: Path) -> Lock:
 
 @functools.lru_cache(maxsize=8)
 def _parsed(path: Path, modified: int, size: int) -> Lock:
-    """A file's lock; the time and size it had are part of the key."""
+    """Read a lock; its time of change and size are arguments so that they are part of the key."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -152,7 +155,7 @@ def _parsed(path: Path, modified: int, size: int) -> Lock:
 
 
 def _ambiguous(lock: Lock) -> Iterator[str]:
-    """What leaves open who serves a graph: a merge that keeps both sides leaves it twice."""
+    """Yield what makes a lock ambiguous, such as two entries of a graph after a merge in git."""
     places: dict[object, LockedGraph] = {}
     for graph in lock.graphs:
         if not graph.engine:
@@ -177,10 +180,10 @@ def _mistake(error: Any) -> str:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether something lies there that ``composer lock`` did not write.
+    """Return True if a file is there that ``composer lock`` did not write.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -191,12 +194,12 @@ def is_foreign(path: Path) -> bool:
 
 
 def write(path: Path, lock: Lock, command: Sequence[str]) -> None:
-    """Write a lock, whole or not at all.
+    """Write a lock atomically.
 
     Args:
-        path: The file; of a link the one that it leads to.
-        lock: What it is to hold.
-        command: Arguments of ``composer lock``, for the comment in its first line.
+        path: The file. If it is a link, the link's target is written.
+        lock: The lock.
+        command: Arguments of ``composer lock``, for the comment in the first line.
 
     Raises:
         OSError: the file cannot be written.
@@ -219,5 +222,5 @@ def _text(lock: Lock, command: Sequence[str]) -> str:
 
 
 def _said(command: Sequence[str]) -> str:
-    """On one line, whatever an argument holds: a comment has no control characters."""
+    """Return the command in one line, without control characters, which TOML's comments forbid."""
     return printable(shlex.join((*_OURS.split(), *command)))

@@ -1,4 +1,4 @@
-"""``locked = true``: the lock says which engine serves a graph, and no other is tried."""
+"""``locked = true``: only the engine that the lock names for a graph is tried."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def hold(
     entries: tuple[ChainEntry, ...],
     shared: SharedPasses,
 ) -> tuple[Policy, tuple[ChainEntry, ...]]:
-    """The policy and the chain; where the policy is ``locked``, narrowed to what the lock says.
+    """Return the policy and the chain; if ``locked``, the chain is narrowed to the lock's engine.
 
-    The lock chooses among the candidates of the chain; it names no code. ``composer lock`` does not
-    read it. Under ``composer lock --check`` a graph that is not in it is compiled as if unlocked.
+    The lock can only choose among the candidates of the chain, so it cannot name code to run.
+    ``composer lock`` does not read the lock. Under ``composer lock --check``, a graph that is not
+    in the lock is compiled as if unlocked.
 
     Raises:
-        LockError: the lock is missing or malformed, or the graph is not as it says.
+        LockError: the lock is missing or malformed, or the graph differs from the lock's entry.
     """
     witness: Witness | None = session.current().witness
     if not policy.locked and witness is None:
@@ -39,7 +40,7 @@ def hold(
     graph = describe(request, policy, shared, _position(request))
     if witness is not None:
         witness.meet(graph, entries)
-        policy = _in_the_foreground(policy)  # to see who serves in the end
+        policy = _in_the_foreground(policy)  # so that the engine that serves in the end is known
         entry = witness.entry(graph) if policy.locked else None
     else:
         entry = _entry(graph, entries)
@@ -55,23 +56,23 @@ def _in_the_foreground(policy: Policy, **changes: Any) -> Policy:
 
 
 def lock_path() -> Path:
-    """Where the lock is: beside the policy file in force, else in the working directory."""
+    """Return the lock's path: beside the policy file in force, else in the working directory."""
     policy = config.file_in_force(session.current().configured)
     return (policy.parent if policy else Path.cwd()) / LOCK_FILE
 
 
 def _position(request: GraphRequest) -> int:
-    """How many other graphs of the model this process has compiled."""
+    """Return how many other graphs of the model this process has compiled."""
     compiled = session.current().reports()
     keys = {each.graph_key for each in compiled if each.model == request.model}
     return len(keys - {request.graph_key})
 
 
 def _entry(graph: LockedGraph, entries: tuple[ChainEntry, ...]) -> LockedGraph:
-    """The lock's entry of this graph.
+    """Return the lock's entry of this graph.
 
     Raises:
-        LockError: naming everything in which graph or versions differ from the lock.
+        LockError: the graph or versions differ from the lock; the error names each difference.
     """
     path = lock_path()
     lock = file.read(path)
@@ -93,10 +94,10 @@ def _entry(graph: LockedGraph, entries: tuple[ChainEntry, ...]) -> LockedGraph:
 
 
 def _held_to(entry: LockedGraph, entries: tuple[ChainEntry, ...]) -> tuple[ChainEntry, ...]:
-    """The chain with all but the locked engine barred; empty where the chain does not have it.
+    """Return the chain with all but the locked engine barred; empty if the chain lacks that engine.
 
-    The eager fallback is added if it is the locked one: it can be the fastest without being in the
-    chain.
+    If the eager fallback is the locked engine, it is added to the chain: it can be the fastest
+    without being in the chain.
     """
     if entry.engine == EAGER and not any(_is(each, entry) for each in entries):
         entries = (*entries, *entries_of(Policy(chain=(Candidate(backend=EAGER),))))

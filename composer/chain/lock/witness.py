@@ -1,4 +1,4 @@
-"""What ``composer lock`` and ``composer lock --check`` see of the program that they run."""
+"""Collects the graphs of the program that ``composer lock`` or ``composer lock --check`` runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Place:
     """One place in a chain: the backend's name, options, precision, and the engine.
 
     Attributes:
-        told: The options as the attempt's record has them.
+        told: The options in the form that the attempt's record has.
     """
 
     name: str
@@ -34,15 +34,15 @@ class _Place:
 
 
 def precision_of(entry: ChainEntry) -> Literal["", "bf16"]:
-    """What a candidate computes in, where that is not the graph's own."""
+    """Return the precision of a candidate; empty if it is the graph's own."""
     return "bf16" if entry.precision == "bf16" else ""
 
 
 class Witness:
-    """A sink that also meets every graph before anything is tried on it.
+    """A sink that is also told of every graph before a candidate is tried on it.
 
     Args:
-        lock: What the program is compared with; a ``locked`` policy is held to it.
+        lock: The lock to compare the program with. A ``locked`` policy follows it.
     """
 
     def __init__(self, lock: Lock | None = None) -> None:
@@ -53,9 +53,10 @@ class Witness:
         self._records: dict[int, dict[str, Any]] = {}
 
     def meet(self, graph: LockedGraph, entries: Sequence[ChainEntry]) -> None:
-        """Keep what there is to say of a graph that is about to be compiled.
+        """Keep the entry and the chain of a graph that is about to be compiled.
 
-        Keys may differ where the parts do not: by ``strict``, or by the number of a device.
+        Two keys are the same graph if their parts are equal. The keys can still differ, by
+        ``strict`` or by the number of a device.
         """
         alike = (key for key, each in self._graphs.items() if each.parts == graph.parts)
         key = self._same[graph.key] = next(alike, graph.key)
@@ -72,7 +73,7 @@ class Witness:
         )
 
     def entry(self, graph: LockedGraph) -> LockedGraph | None:
-        """What the lock that the program is compared with says of a graph."""
+        """Return the entry of a graph in the lock that the program is compared with."""
         return self.lock.entry(graph) if self.lock else None
 
     def emit(self, record: dict[str, Any]) -> None:
@@ -80,9 +81,10 @@ class Witness:
         self._records[record["number"]] = record
 
     def served(self) -> list[Served]:
-        """Each graph once, in the order of compiling, with who serves it by now.
+        """Return each graph once, in the order of compiling, with the engine that serves it now.
 
-        One without a record is none that the program runs: Dynamo captured it anew.
+        Graphs without a record are left out. The program does not run them, because Dynamo has
+        captured them anew.
         """
         reports = [CompileReport.from_dict(each) for each in self._records.values()]
         positions = Counter[str]()
@@ -97,7 +99,7 @@ class Witness:
         return found
 
     def _served(self, graph: LockedGraph, reports: Sequence[CompileReport]) -> Served:
-        """Where a graph was compiled more than once, what serves most of them, and who the rest."""
+        """Return the engine that serves most compiles of a graph; the others are in ``apart``."""
         groups: list[list[Served]] = []
         for each in reports:
             served = self._as_served(graph, each)
@@ -120,7 +122,7 @@ class Witness:
         )
 
     def _place(self, key: str, report: CompileReport) -> _Place | None:
-        """Where in the chain the engine stands: a name may stand there more than once."""
+        """Return the engine's place in the chain, where a name may stand more than once."""
         named = [each for each in self._chains[key] if each.name == report.chosen]
         accepted = [each for each in report.attempts if each.accepted]
         if accepted:  # the last one serves
@@ -130,7 +132,7 @@ class Witness:
         return next(iter(named), None)
 
     def locks(self) -> Lock:
-        """What the file is to say."""
+        """Return the lock of the program, to be written to the file."""
         served = self.served()
         versions: dict[str, str] = {}
         for each in served:
@@ -141,10 +143,10 @@ class Witness:
 
 @contextmanager
 def watching(lock: Lock | None = None) -> Iterator[Witness]:
-    """See all that is compiled through composer until the block ends.
+    """Collect all graphs that are compiled through composer until the block ends.
 
     Args:
-        lock: What it is to be compared with.
+        lock: The lock to compare the program with.
     """
     witness = Witness(lock)
     session.add_sink(witness)

@@ -2,8 +2,8 @@
 
 :func:`trial_build` (:mod:`~composer.chain.sandbox.caller`) sends a parcel
 (:mod:`~composer.chain.sandbox.parcel`) to a sandbox, where :mod:`~composer.chain.sandbox.isolated`
-makes the attempt. :mod:`composer.system.subprocesses` starts, limits and ends sandboxes. Engines
-use it as well.
+makes the attempt. :mod:`composer.system.subprocesses` starts, limits and ends sandboxes. Some
+engines start child processes by the same package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A trial build in a sandbox: an engine that ends or hangs its process does so there.
+"""A trial build in a sandbox: an engine that crashes or hangs does so in a child process.
 
 The sandbox (:mod:`composer.chain.sandbox.isolated`) builds the candidate, runs it once, and ends.
-Only then does the caller build.
+Only then does the caller build the candidate in its own process.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def trial_build(
 
     Args:
         request: The graph; neither it nor its tensors are changed.
-        candidate: What to build.
+        candidate: The candidate to build.
         min_coverage: Share of the graph that the engine has to take.
-        terms: Of the build here. Its limits hold for the build and the run there; the start of the
-            child is not counted.
+        terms: The terms of the build in this process. Their limits hold for the build and the run
+            in the sandbox; the start of the child process is not counted.
 
     Raises:
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``, ``declined`` with
-            ``not_isolatable``; or the refusal of the attempt there.
+            ``not_isolatable``; or the refusal of the attempt in the sandbox.
     """
     if collectives.meets_other_ranks(request.gm):
         what = "the graph has collectives, and a child process is no rank"
@@ -62,12 +62,12 @@ def trial_build(
 
 
 def _judge(attempt: dict[str, Any]) -> None:
-    """End the attempt here as the one in the sandbox ended."""
+    """Raise the refusal with which the attempt in the sandbox ended, if it failed."""
     if attempt["status"] == Status.SUCCEEDED:
         return
     status, reason = Status(attempt["status"]), Reason(attempt["reason"])
     message = attempt["message"]
-    if reason is Reason.NOT_REGISTERED:  # here it is: the caller's own probe found it
+    if reason is Reason.NOT_REGISTERED:  # it is registered here: the caller's own probe found it
         status, reason = Status.DECLINED, Reason.NOT_ISOLATABLE
         message = f"in a child process {message}"
     raise SandboxRefusal(status, reason, message, attempt["error_type"], attempt["traceback"])

@@ -1,4 +1,4 @@
-"""The work of a sandbox: make one attempt, and run the result once."""
+"""The code that runs in a sandbox: make one attempt, and run the result once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ from composer.system import control_flow
 
 
 def attempt(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
-    """The record of the attempt that a parcel asks for."""
+    """Make the attempt that a parcel describes, and return its record.
+
+    Args:
+        payload: The parcel (:func:`composer.chain.sandbox.parcel.pack`).
+        ready: Called when the parcel is unpacked; the limits count from then on.
+    """
     return dict(plain(_attempt(payload, ready)))
 
 
@@ -61,7 +66,10 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
 def _run(
     compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt, shared: SharedPasses
 ) -> Attempt:
-    """Run once, with a backward in training. Weights are made up, so eager may raise, too."""
+    """Run the result once, with a backward in training, and return the attempt's record.
+
+    The weights have made-up values, so eager may raise as well. Then the error does not count.
+    """
     try:
         verify.run(compiled, request.example_inputs, request)
     except BaseException as error:  # noqa: BLE001  # becomes a record in the caller

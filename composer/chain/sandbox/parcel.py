@@ -1,8 +1,9 @@
-"""A graph, its inputs and a candidate as bytes, for a sandbox of this process.
+"""Packs a graph, its inputs and a candidate as bytes, to send them to a sandbox.
 
-Python's pickle, by ``torch.save``: it goes through a socket to a process that this one started,
-and never through a file. Graphs are taken apart into nodes (:func:`composer.graphs.written.apart`).
-Floating-point parameters are made up by the receiver; everything else keeps its values.
+The bytes are pickles that ``torch.save`` writes. They go through a socket to a child of this
+process, and never through a file. Graphs are taken apart into nodes
+(:func:`composer.graphs.written.apart`). The values of floating-point parameters are not sent: the
+receiver makes up values. All other tensors keep theirs.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from composer.graphs import clones, written
 from composer.records import Reason, Status
 
 _FILLING = 0.01
-"""The value of a made-up weight: small, positive (a variance, say), and no special case."""
+"""The value of a made-up weight: small, positive (it may be a variance), and no special case."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A tensor without the attributes that Python code hung on it."""
+    """A tensor without the attributes that Python code has set on it."""
 
     tensor: torch.Tensor
     requires_grad: bool
@@ -41,10 +42,10 @@ class _Sent:
 
 
 def pack(contents: Mapping[str, Any]) -> bytes:
-    """The contents as bytes.
+    """Return the contents as bytes.
 
     Args:
-        contents: What to send, by what a message calls it ("the graph").
+        contents: The objects to send, by the name that error messages use, such as "the graph".
 
     Raises:
         Refusal: ``declined`` with ``not_isolatable``, naming what cannot be sent.
@@ -62,7 +63,7 @@ def pack(contents: Mapping[str, Any]) -> bytes:
 
 
 def unpack(parcel: bytes) -> dict[str, Any]:
-    """What was packed.
+    """Return the contents that were packed.
 
     Raises:
         Refusal: ``declined`` with ``not_isolatable``, naming what cannot be imported here.
@@ -78,23 +79,23 @@ def unpack(parcel: bytes) -> dict[str, Any]:
 
 
 def inputs_to_send(example_inputs: Sequence[Any]) -> list[Any]:
-    """Symbols as numbers, tensors without what Python code hung on them.
+    """Return the inputs with symbols as numbers, and tensors without attributes set on them.
 
     Raises:
-        Refusal: ``declined`` with ``not_isolatable``: only data decide what a symbol is.
+        Refusal: ``declined`` with ``not_isolatable``: the value of a symbol depends on data.
     """
     weights = {i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)}
-    with _torch.fakes.unset_fake_temporarily():  # a pickled tensor has all of its storage with it
+    with _torch.fakes.unset_fake_temporarily():  # a pickled tensor brings its whole storage: copy
         return [_input(value) for value in clones.copy_inputs(example_inputs, keep=weights)]
 
 
 def opened(sent: Sequence[Any]) -> list[Any]:
-    """The inputs that :func:`inputs_to_send` was given, as they arrived."""
+    """Return the inputs that :func:`inputs_to_send` was given, in the receiving process."""
     return [each.open() if isinstance(each, _Sent) else each for each in sent]
 
 
 def surroundings() -> dict[str, Any]:
-    """What torch was told outside of the graph and changes what is compiled."""
+    """Return the settings of torch, outside of the graph, that change what is compiled."""
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
@@ -107,7 +108,10 @@ def surroundings() -> dict[str, Any]:
 
 @contextmanager
 def within(given: Mapping[str, Any]) -> Iterator[None]:
-    """Have torch be told the same, here; the settings of the process stay."""
+    """Apply the sender's :func:`surroundings` in this context.
+
+    The default dtype, the number of threads and the precision of float32 stay set afterwards.
+    """
     torch.set_default_dtype(given["dtype"])
     torch.set_num_threads(given["threads"])
     _torch.modes.set_float32_precision(given["precision"])
@@ -128,11 +132,12 @@ def _dumps(value: Any) -> bytes:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Take graphs apart, name operators, and leave the values of weights behind.
+        """Pickle graphs as nodes, operators by name, and weights without their values.
 
-        torch names its memory formats in a way that only pickles of a later protocol than
-        ``torch.save``'s understand, and those look for the first module that imported torch. Its
-        pools of maxima are made within a function; their modules have them under their plain names.
+        Two kinds of objects are pickled by their plain names, since pickle's default fails. The
+        default for torch's memory formats needs a later protocol than that of ``torch.save``, and
+        looks for the first module that imported torch. torch's max-pool functions are defined
+        within another function, so their qualified names cannot be imported.
         """
         if isinstance(value, torch.fx.GraphModule):
             return written.together, (*written.apart(value),)
@@ -146,7 +151,7 @@ class _Pickler(pickle.Pickler):
 
 
 _PICKLE: Any = types.SimpleNamespace(Pickler=_Pickler, __name__="composer.chain.sandbox.parcel")
-"""What ``torch.save`` takes for a pickle module."""
+"""The object that ``torch.save`` takes as its pickle module."""
 
 
 def _is_found_by_name(function: types.FunctionType) -> bool:
@@ -161,7 +166,7 @@ def _input(value: Any) -> Any:
 
 
 def _weight(value: torch.Tensor) -> Any:
-    """How a tensor without values is sent; ``NotImplemented`` for one that keeps them."""
+    """Return how to send a tensor without its values; ``NotImplemented`` if it keeps them."""
     is_fake = isinstance(value, _torch.fakes.FakeTensor)
     is_float = type(value) is torch.nn.Parameter and value.is_floating_point()
     if not is_fake and not (is_float and value.layout is torch.strided):

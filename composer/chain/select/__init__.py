@@ -1,4 +1,4 @@
-"""Which of the candidates that are accepted serves a graph.
+"""Chooses which of the accepted candidates serves a graph.
 
 :mod:`~composer.chain.select.choice` takes the first, or the fastest;
 :mod:`~composer.chain.select.remembered` goes straight to the one that was the fastest before.

@@ -15,8 +15,8 @@ from composer.records import GraphRequest
 from composer.system.barrier import Barrier
 
 SHARE, LEAST, MOST = 0.15, 1.0, 5.0
-"""Where the policy gives no time: a share of the seconds that the builds took, within limits. First
-calls may take the share as well, or the most if that is longer."""
+"""The time of a benchmark if the policy gives none: a share of the build time, within limits. First
+calls may take the same share or the upper limit, whichever is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Budget:
     Attributes:
         seconds: For all but the first call of each participant. In that call an engine may compile,
             allocate and tune, so it belongs to the build.
-        first: Seconds for those first calls; what they take beyond that is taken from ``seconds``.
+        first: Seconds for those first calls. If they take longer, the rest counts in ``seconds``.
         least_rounds: Rounds that every participant takes part in, however far behind it is, if
             there is time. A choice needs none; a table that compares all participants does.
     """
@@ -38,15 +38,15 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """What the policy wants of a choice by measurement.
+    """The policy's settings for a choice by measurement.
 
     Attributes:
-        seconds: How long it may take in all; ``None`` for a share of the time that the builds took.
-        calls: Over how many calls the seconds of a build are spread; ``None`` leaves them out.
-        within: By which share an engine that takes less memory may be slower than the fastest and
-            still win; ``None`` does not look at memory.
+        seconds: How long it may take in all; ``None`` for a share of the build time.
+        calls: The number of calls over which the build time is spread; ``None`` leaves it out.
+        within: The share by which an engine that takes less memory may be slower than the fastest
+            and still win; ``None`` does not look at memory.
         terms: How long its verdict is remembered; ``None`` for not at all.
-        barrier: Lets samples be taken between the calls of a running program; ``None`` where the
+        barrier: Lets samples be taken between the calls of a running program; ``None`` if the
             program waits for the benchmark.
     """
 
@@ -58,7 +58,7 @@ class Benchmark:
 
     @staticmethod
     def of(policy: Policy, cache: Cache) -> Benchmark | None:
-        """The benchmark that a policy asks for; ``None`` for ``select = "first"``."""
+        """Return the benchmark that a policy asks for; ``None`` for ``select = "first"``."""
         asked = policy.select
         if asked.by == "first":
             return None
@@ -93,13 +93,13 @@ class Participant:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What was measured of one participant.
+    """The measurements of one participant.
 
     Attributes:
         samples: Seconds of a call, one figure for each sample.
-        rounds: How many rounds it took part in; 0 where there was time for the warm-up only.
+        rounds: How many rounds it took part in; 0 if there was only time for the warm-up.
         build_share: As in :class:`Participant`.
-        grown: Bytes that it takes; ``None`` where memory was not looked at.
+        grown: Bytes that it takes; ``None`` if memory was not measured.
     """
 
     samples: tuple[float, ...]
@@ -114,7 +114,7 @@ class Timing:
 
     @property
     def cost(self) -> float:
-        """What participants are compared by: seconds of a call and the share of the build."""
+        """The figure that participants are compared by: seconds of a call plus the build share."""
         return self.seconds + self.build_share
 
 
@@ -123,11 +123,11 @@ class Result:
     """The result of a benchmark; participants are named by their places.
 
     Attributes:
-        winner: Who is to serve; ``None`` where the benchmark could not be run.
-        timings: Of the participants that were measured.
-        errors: Of the participants that raised.
+        winner: The participant that is to serve; ``None`` if the benchmark could not be run.
+        timings: The timings of the participants that were measured.
+        errors: The errors of the participants that raised.
         why: Why the benchmark could not be run.
-        under_load: Whether other programs kept taking the cores meanwhile.
+        under_load: True if other programs kept taking the cores meanwhile.
         seconds: How long it took.
     """
 
@@ -140,11 +140,11 @@ class Result:
 
 
 def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
-    """Why a graph's engines cannot be measured; empty where they can.
+    """Return why a graph's engines cannot be measured; empty if they can.
 
     Args:
         request: The graph and the first call's inputs.
-        among_ranks: Whether other ranks of ``torch.distributed`` are to take the same engine.
+        among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
     """
     if any(isinstance(value, _torch.fakes.FakeTensor) for value in request.example_inputs):
         return "the graph was compiled without real inputs"

@@ -1,7 +1,8 @@
-"""Which of the candidates that were tried serves the graph: the first accepted, or the fastest.
+"""Chooses among the tried candidates: the first that is accepted, or the fastest.
 
-Both are given the candidates one by one, and a function that makes the eager fallback. What is not
-chosen is released: an outcome refers to one compiled callable only.
+:func:`first` and :func:`fastest` take the candidates one by one, and a function that makes the
+eager fallback. Engines that are not chosen are released: an outcome refers to one compiled callable
+only.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ from composer.records import (
 )
 
 Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
-"""What serves a graph, and the shared passes that ran within it."""
+"""A callable for a graph, and the shared passes that ran within it."""
 
 LOST_A_TIE = "; a tie goes to whoever stands first in the chain"
-"""What is said of a participant whose time is no longer than that of the one that serves."""
+"""The text for a participant whose time is not longer than that of the one that serves."""
 
 UNDER_LOAD = "; measured under a load"
-"""What is said of a benchmark during which other programs kept taking the cores."""
+"""The text for a benchmark during which other programs kept taking the cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of one candidate.
+    """The result of trying one candidate.
 
     Attributes:
         attempt: Its record.
-        compiled: What it compiled; ``None`` where it was not accepted.
-        error: What ended the attempt; ``None`` where it was accepted.
+        compiled: The callable that it compiled; ``None`` if it was not accepted.
+        error: The error that ended the attempt; ``None`` if it was accepted.
         passes: The shared passes that ran within it.
         is_floor: Whether it runs the captured graph as it is (``eager``).
-        bounds: How far its numbers may be off eager's; ``None`` where they are not compared.
-        grown: By how many bytes the process grew when it was built; 0 where nobody looked.
+        bounds: How far its numbers may be off eager's; ``None`` if they are not compared.
+        grown: By how many bytes the process grew when it was built; 0 if that was not measured.
     """
 
     attempt: Attempt
@@ -63,14 +64,14 @@ class Tried:
 
 
 def first(tries: Iterable[Tried], fallback: Callable[[], Made], why: str = "") -> Outcome:
-    """The first that is accepted serves, or the eager fallback.
+    """Choose the first candidate that is accepted, or the eager fallback.
 
     Args:
-        tries: Tries the candidates in the order of the chain, one each time it is asked for the
-            next; what stands behind the first that is accepted is not tried.
-        fallback: Makes what serves where none is accepted.
-        why: For the record, why the candidates could not be measured; empty where the policy does
-            not ask for that.
+        tries: Tries the candidates lazily, in the order of the chain. Candidates after the first
+            accepted one are not tried.
+        fallback: Makes the eager fallback, which serves if no candidate is accepted.
+        why: For the record, why the candidates could not be measured; empty if the policy does not
+            ask for that.
     """
     made: list[Tried] = []
     for each in tries:
@@ -86,11 +87,11 @@ def fastest(
     request: GraphRequest,
     benchmark: select.Benchmark,
 ) -> Outcome:
-    """All are tried; of those accepted, and eager, the one that takes the least time serves.
+    """Try all candidates, and choose the fastest of the accepted ones and the eager fallback.
 
     Args:
         tries: Tries the candidates in the order of the chain.
-        fallback: Makes what runs the captured graph.
+        fallback: Makes the eager fallback.
         request: The graph and the inputs to measure with.
         benchmark: How the policy wants them measured.
     """
@@ -120,7 +121,7 @@ def fastest(
 
 
 def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
-    """The candidates, each with the bytes that its build added to the process."""
+    """Yield the candidates, each with the bytes that its build added to the process."""
     tries, before = iter(tries), gauge.held()
     for each in tries:
         held = gauge.held()
@@ -131,7 +132,7 @@ def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
 def outcome_of(
     made: Sequence[Tried], serves: Tried, ranking: tuple[int, ...] | None = None
 ) -> Outcome:
-    """The outcome of a walk in which these were tried, and one of them, or eager, serves."""
+    """Return the outcome of a walk that tried the candidates ``made`` and chose ``serves``."""
     assert serves.compiled is not None
     return Outcome(
         ends=tuple(End(each.attempt, each.error) for each in made),
@@ -144,7 +145,7 @@ def outcome_of(
 
 
 def fallback_of(made: Made) -> Tried:
-    """The eager fallback as one that was tried and accepted."""
+    """Return the eager fallback in the form of an accepted candidate."""
     compiled, passes = made
     attempt = Attempt(EAGER, Status.SUCCEEDED, None, "", 0.0)
     return Tried(attempt, compiled, None, passes, is_fallback=True)
@@ -158,10 +159,10 @@ def _participant(each: Tried, benchmark: select.Benchmark) -> select.Participant
 
 
 def _judged(field: Sequence[Tried], result: select.Result) -> tuple[int, list[Tried]]:
-    """The place of the participant that serves, and all of them with the result in their attempts.
+    """Return the place of the participant that serves, and all with their times in the records.
 
-    Without a result that is the first participant that did not raise. The others lose their
-    compiled callables here.
+    If the benchmark has no result, the first participant that did not raise serves. The compiled
+    callables of the others are released here.
     """
     fit = (at for at in range(len(field)) if at not in result.errors)
     winner = next(fit) if result.winner is None else result.winner
@@ -205,7 +206,7 @@ def _and_memory(timing: select.Timing) -> str:
 
 
 def _figures(result: select.Result, at: int, fallback: int) -> str | dict[str, Any]:
-    """What the record says of a participant's time; eager's stands with every other's."""
+    """Return the times of a participant for its record, with eager's time for comparison."""
     if result.winner is None:
         return f"no: {result.why}"
     timing = result.timings[at]
@@ -232,7 +233,7 @@ def _figures(result: select.Result, at: int, fallback: int) -> str | dict[str, A
 
 
 def _raised(each: Tried, error: BaseException) -> Tried:
-    """The participant without its engine, which raised in a sample or was refused."""
+    """Return a participant that raised in a sample or was refused, without its engine."""
     what = f"raised when it was measured on the first inputs: {first_line(text_of(error))}"
     refusal = Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what)
     refusal = error if isinstance(error, Refusal) else refusal
@@ -248,9 +249,9 @@ def _raised(each: Tried, error: BaseException) -> Tried:
 
 
 def _ranking(result: select.Result, count: int) -> list[int]:
-    """The winner, then those that may serve if it fails, best first: none slower than eager.
+    """Return the winner, then those that may serve if it fails, best first, none behind eager.
 
-    Where nothing was measured, all that did not raise, in the order of the chain.
+    If nothing was measured, these are all that did not raise, in the order of the chain.
     """
     fallback = count - 1
     if result.winner is None:

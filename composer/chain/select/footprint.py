@@ -1,9 +1,9 @@
-"""How much memory an engine takes: what the process holds more than before it was built.
+"""Measures how much memory an engine takes: by how much its build makes the process grow.
 
-On the CPU that is resident memory that no file stands behind (``RssAnon`` of Linux): engines make
-their own copies of weights, in layouts of their own, and nobody counts them. Garbage is collected
-and free memory handed back before each reading. On CUDA devices it is what torch's allocator has
-given out, and the peak of a call above that.
+On the CPU, it is resident memory without a file behind it (Linux's ``RssAnon``). This includes the
+engine's own copies of weights in other layouts. Garbage is collected and free memory is returned to
+the system before each reading. On CUDA devices, it is the memory that torch's allocator has given
+out, plus the peak of a call.
 
 The figures have limits. A library that several engines load, or a model exported for several,
 counts for the first of them. Memory that is needed only while a call runs is counted on CUDA only.
@@ -37,7 +37,7 @@ class Gauge:
 
     @property
     def works(self) -> bool:
-        """Whether this system tells."""
+        """True if this system reports memory."""
         return bool(self._devices) or _anonymous() is not None
 
     def held(self) -> int:
@@ -69,7 +69,7 @@ def _anonymous() -> int | None:
 
 
 def _trim() -> None:
-    """Have the C library give back what it keeps for later, where it knows how to."""
+    """Let the C library return free memory to the system, if it is able to."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)

@@ -1,8 +1,8 @@
-"""The winner of an earlier benchmark of this graph; without one, that of a benchmark run now.
+"""Uses the winner of an earlier benchmark of this graph, or runs a benchmark now.
 
-Where a verdict is remembered only its winner is tried: no other candidate is built, probed or
+If a verdict is remembered, only its winner is tried: no other candidate is built, probed or
 imported. The winner is proven and verified like any candidate. If it is not accepted, the verdict
-is forgotten and the others are measured.
+is forgotten and the other candidates are measured.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def fastest(
     benchmark: select.Benchmark,
     cache: VerdictCache | None,
 ) -> Outcome:
-    """The winner of a remembered verdict serves, or that of a benchmark, which is then remembered.
+    """Choose the winner of a remembered verdict, or of a new benchmark, and remember that one.
 
     Args:
         trial: Tries the candidate at a place of the chain, given how many of the first products
-            were found to have to stay in float32.
-        tries: Tries the chain, except for candidates that were tried already, given by place.
-        fallback: Makes what runs the captured graph.
+            have to stay in float32.
+        tries: Tries the chain, except the candidates that were tried already, given by place.
+        fallback: Makes the eager fallback.
         request: The graph and the inputs to measure with.
-        benchmark: What the policy wants of a measurement.
-        cache: Where verdicts on this graph are kept; ``None`` where none is to be remembered.
+        benchmark: The policy's settings for the measurement.
+        cache: The cache of verdicts on this graph; ``None`` if none is remembered.
     """
     done: dict[int, Tried] = {}
     recalled = cache.recall() if cache else None
@@ -61,7 +61,7 @@ def fastest(
 
 
 def _outcome(recalled: Recalled, serves: Tried) -> Outcome:
-    """The outcome of the remembered benchmark, with the winner as it was tried now."""
+    """Return the outcome of the remembered benchmark, with the winner's attempt of now."""
     verdict, made = recalled.verdict, list[Tried]()
     for place, each in enumerate(verdict.candidates):
         if place == verdict.winner:
@@ -81,7 +81,7 @@ def _outcome(recalled: Recalled, serves: Tried) -> Outcome:
 def _of_then(
     each: CandidateRecord, status: Status, reason: Reason, message: str, recalled: Recalled
 ) -> Attempt:
-    """The attempt of a candidate that is not built now, since a verdict of then is remembered."""
+    """Return the remembered attempt of a candidate that is not built now."""
     attempt = Attempt(
         *(each.backend, status, reason, message, 0.0),
         engine={"precision": each.precision} if each.precision else {},
@@ -92,7 +92,7 @@ def _of_then(
 
 
 def _timing(each: CandidateRecord, recalled: Recalled) -> dict[str, Any]:
-    """The figures as they were then; measuring them took no time now."""
+    """Return the remembered times; measuring them took no time now."""
     measured = recalled.verdict.measured.astimezone(UTC).isoformat(timespec="seconds")
     now = {"seconds": 0.0, "measured": measured, "remembered_in": recalled.source}
     return {**(each.timing or {}), **now}

@@ -1,16 +1,17 @@
-"""``select = "fastest"``: which of several accepted engines runs a graph in the least time?
+"""``select = "fastest"``: measures which of several accepted engines runs a graph fastest.
 
 All engines and the eager fallback (the captured graph's own forward) are timed on copies of the
-first call's inputs. In training a call is a forward and a backward. What a run changes is put back.
+first call's inputs. In training a call is a forward and a backward. Changes by a run are undone.
 
 - *Rounds, not blocks.* The machine may be busy with other things as well. A round takes one sample
   of each participant, in an order drawn anew for each round. So a load that comes and goes meets
   all of them alike, and rounds are compared as pairs. A sample is the mean time of some calls.
-- *How long a sample is* :mod:`composer.chain.select.schedule` says, by whether there is a load.
-- *Who is out, who has won, and when that is clear* :mod:`composer.chain.select.rules` says.
-- *The time is bounded.* No sample begins that is likely to end too late, by what the participant
-  took before. A call cannot be interrupted, so one that takes longer than before may overrun. Where
-  there is no time for a round of all, those that are close to the one in front go on alone.
+- *Length of samples.* :mod:`composer.chain.select.schedule` decides it. It depends on the load.
+- *Winning and leaving.* :mod:`composer.chain.select.rules` decides who is out and who has won.
+- *The time is bounded.* No sample begins that would probably end too late, judged by the
+  participant's earlier samples. A call cannot be interrupted, so one that takes longer than before
+  may overrun. If there is no time for a round of all participants, only those close to the fastest
+  go on.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from composer.system.barrier import Barrier
 
 
 class _Undecided(Exception):
-    """The benchmark cannot be run, and why."""
+    """Raised if the benchmark cannot be run; the text is the reason."""
 
 
 def measure(
@@ -62,11 +63,11 @@ def measure(
         request: The graph and the first call's inputs, which are not changed.
         budget: How long this may take.
         within: As in :class:`Benchmark`.
-        gauge: Measures memory; ``None`` where that is not the objective.
+        gauge: Measures memory; ``None`` if memory is not the objective.
         barrier: As in :class:`Benchmark`; waiting at it does not count as time of the benchmark.
 
     Returns:
-        The result, without a winner where the eager fallback itself raises for these inputs, inputs
+        The result. It has no winner if the eager fallback itself raises for these inputs, inputs
         cannot be copied, or the time was too short for two calls of each participant.
     """
     started = time.perf_counter()
@@ -92,7 +93,7 @@ def measure(
 
 
 def _timer(request: GraphRequest, laid_out: contextlib.ExitStack) -> Timer:
-    """The copied inputs that samples are taken on, until the stack ``laid_out`` is closed.
+    """Return a timer with copied inputs, which are kept until the stack ``laid_out`` is closed.
 
     Raises:
         _Undecided: inputs cannot be copied.
@@ -108,7 +109,7 @@ def _timer(request: GraphRequest, laid_out: contextlib.ExitStack) -> Timer:
 
 
 class _Rounds:
-    """The samples that were taken so far, and who may still win."""
+    """The samples that were taken so far, and the participants that may still win."""
 
     def __init__(
         self,
@@ -135,10 +136,10 @@ class _Rounds:
         self._alive: list[int] = []
 
     def warm_up(self) -> None:
-        """Two calls of each, eager's first: it tells whether the program itself raises.
+        """Make two calls of each, eager's first, to see whether the program itself raises.
 
         Raises:
-            _Undecided: it does, or there was no time.
+            _Undecided: the program raises, or there was no time.
         """
         *engines, fallback = range(len(self._participants))
         self._alive = [*engines, fallback]
@@ -184,9 +185,9 @@ class _Rounds:
         return held
 
     def run(self) -> None:
-        """Rounds, until one is left or the next sample would take too long.
+        """Take rounds, until one is left or the next sample would take too long.
 
-        A round that is cut short is left out.
+        A round that is not completed is not used.
         """
         order = random.Random(0)
         for number in range(schedule.MOST_ROUNDS):
@@ -208,7 +209,11 @@ class _Rounds:
             self._send_off()
 
     def _run_long(self, order: random.Random) -> bool:
-        """Under a load, rounds of long samples; whether there was a load, and time for a round."""
+        """Take rounds of long samples if there is a load.
+
+        Returns:
+            True if there was a load, and time for a round.
+        """
         if self._is_settled() or self._barrier is not None or not self._is_under_load():
             return False
         if not self._least_rounds:
@@ -242,7 +247,7 @@ class _Rounds:
         self._alive = [place for place, each in costs.items() if min(each) <= limit]
 
     def _fits(self, number: int) -> bool:
-        """Whether there is time for the short samples of this round."""
+        """Return True if there is time for the short samples of this round."""
         plans = {place: self._short_sample(place, number) for place in self._alive}
         taken = sum(plan.seconds(self._usual(place)) for place, plan in plans.items())
         return not self._is_over(after=taken)
@@ -255,9 +260,9 @@ class _Rounds:
         return mean(self._samples[place] or [self._warm[place]])
 
     def _narrow(self) -> None:
-        """For want of time, let only those go on that are close to the one in front.
+        """Let only participants close to the fastest go on, because time is short.
 
-        The others wait for the result with the times that they have.
+        The others are compared by the times that they have.
         """
         costs = {p: self._usual(p) + self._participants[p].build_share for p in self._alive}
         limit = max(schedule.CLOSE, margin_of(self._within)) * min(costs.values())
@@ -265,7 +270,7 @@ class _Rounds:
         self._waiting += [place for place, cost in costs.items() if cost > limit]
 
     def _sample(self, place: int, plan: Plan, barrier: Barrier | None = None) -> float:
-        """Seconds of a call; a participant that raises is out, and takes infinitely long.
+        """Return the seconds of a call; a participant that raises is out, and its time infinite.
 
         Raises:
             _Undecided: the eager fallback itself raises.
@@ -293,7 +298,7 @@ class _Rounds:
             self._deadline += barrier.waited - waited
 
     def _is_over(self, after: float = 0.0) -> bool:
-        """Whether the time of the benchmark is over, or will be ``after`` so many seconds."""
+        """Return True if the time of the benchmark will be over ``after`` so many seconds."""
         return time.perf_counter() + after >= self._deadline
 
     def _costs(self, place: int) -> list[float]:
@@ -314,7 +319,7 @@ class _Rounds:
         ]
 
     def _is_settled(self) -> bool:
-        """Whether the first of those left is as good as any other, or there is no other."""
+        """Return True if the first of those left is as good as the others, or is the only one."""
         if len(self._alive) < 2:
             return True
         first, *others = self._alive
@@ -326,10 +331,10 @@ class _Rounds:
         return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
 
     def result(self) -> Result:
-        """What the rules make of the times: the first in the chain that is as good as the best.
+        """Apply the rules: the winner is the first in the chain that is as good as the best.
 
         Raises:
-            _Undecided: those that were not surely behind have raised.
+            _Undecided: all participants that were not surely behind have raised.
         """
         measured = (place for place in self._samples if place not in self.errors)
         timings = {place: self._timing(place) for place in measured}

@@ -1,10 +1,10 @@
 """The rules by which measured times decide a benchmark: pure functions, without a clock.
 
-- *The mean.* What a program waits for under a load is the sum of its calls, and a load does not
-  treat all engines alike: one whose threads wait for one another loses a time slice where another
-  loses none. Any quantile hides that, and is less certain besides (``bench/choosing.py``). So that
-  no single standstill of a second decides, a sample counts for at most ten times the lower
-  quartile.
+- *The mean.* Participants are compared by the mean, because a program waits for the sum of its
+  calls. A load does not affect all engines alike: an engine whose threads wait for one another
+  loses a time slice where another loses none. A quantile hides that, and is also less certain
+  (``bench/choosing.py``). A sample counts for at most ten times the lower quartile, so that a
+  single stall of a second does not decide.
 - *Leaving early.* A participant is out against the one in front when it was more than 2 % behind on
   the average of the rounds, by so much that chance alone would do that in 1 of 1,000 cases (a
   paired t-test, after six rounds at least). It is also out when even its quickest sample is far
@@ -26,30 +26,31 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 TIE = 1.02
-"""How much slower than the best is still as good."""
+"""A participant is as good as the best if it takes at most this many times as long."""
 
 _SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
-"""By how much two readings of the same memory differ at most."""
+"""The largest difference between two readings of the same memory: in bytes, and as a share."""
 
 _SURE_ROUNDS = 6
 _SURE = statistics.NormalDist().inv_cdf(1 - 1 / 1000)
 _OUTLIER = 10.0
 _FAR_BEHIND = ((2, 4.0), (4, 3.0), (6, 1.5))
-"""After how many rounds a participant is out whose best is so many times the other's median."""
+"""Pairs of rounds and a factor: after so many rounds, a participant is out if its best sample is
+more than that factor of the other's median."""
 
 
 def least_memory(
     costs: Mapping[int, float], grown: Mapping[int, int], within: float
 ) -> dict[int, float]:
-    """Those that take the least memory, among those that are not much slower than the fastest.
+    """Return the participants with the least memory that are not much slower than the fastest.
 
     Args:
         costs: Seconds of a call of each participant, by its place.
-        grown: Bytes that each takes.
-        within: By which share one may be slower than the fastest.
+        grown: Bytes that each takes, by its place.
+        within: The share by which a participant may be slower than the fastest.
 
     Returns:
-        The seconds of those left. Differences of up to 8 MiB, or 5 %, count as none.
+        The seconds of those left, by place. Memory that differs by up to 8 MiB or 5 % is equal.
     """
     limit = margin_of(within) * min(costs.values())
     fit = [place for place, cost in costs.items() if cost <= limit]
@@ -59,28 +60,28 @@ def least_memory(
 
 
 def margin_of(within: float | None) -> float:
-    """By what factor one may be slower than the best and still win."""
+    """Return the factor by which a participant may be slower than the best and still win."""
     return max(TIE, 1 + (within or 0.0))
 
 
 def first_of_the_best(costs: Mapping[int, float]) -> int:
-    """The first place, in the order of ``costs``, that ties with the cheapest."""
+    """Return the first place, in the order of ``costs``, that ties with the fastest."""
     best = min(costs.values())
     return next(place for place, cost in costs.items() if cost <= TIE * best)
 
 
 def lost_a_tie(cost: float, winner: float) -> bool:
-    """Whether one that was no slower than the winner stood behind it, which a tie is decided by."""
+    """Return True if a participant lost only because it is later in the chain than the winner."""
     return cost <= winner <= TIE * cost
 
 
 def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) -> bool:
-    """Whether one participant is faster than another, and chance can be ruled out.
+    """Return True if one participant is faster than another, and chance can be ruled out.
 
     Args:
-        front: Seconds of a call of the one, in each round.
-        other: Those of the other, in the same rounds.
-        margin: By what factor the one has to be faster.
+        front: Seconds of a call of the first participant, in each round.
+        other: Seconds of a call of the other, in the same rounds.
+        margin: The factor by which the first has to be faster.
     """
     if not front:
         return False
@@ -97,7 +98,7 @@ def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) 
 
 
 def _student(freedom: int) -> float:
-    """What Student's t exceeds by chance in 1 of 1,000 cases, by its degrees of freedom.
+    """Return the value that Student's t exceeds by chance in 1 of 1,000 cases.
 
     The expansion is Abramowitz and Stegun's, 26.7.5.
     """
@@ -109,11 +110,12 @@ def _student(freedom: int) -> float:
 
 
 def times_as_fast(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
-    """How many times as fast one is as another: median and quartiles of the rounds' ratios.
+    """Return the relative speed of two participants: median and quartiles of the rounds' ratios.
 
     Args:
-        mine: Seconds of a call of the one, in each round.
-        theirs: Those of the other. Only rounds that both took part in count; there is at least one.
+        mine: Seconds of a call of the first participant, in each round.
+        theirs: Seconds of a call of the other. Only rounds that both took part in count; there is
+            at least one.
     """
     ratios = [other / own for own, other in zip(mine, theirs, strict=False)]
     if len(ratios) == 1:
@@ -123,7 +125,7 @@ def times_as_fast(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float
 
 
 def mean(times: Sequence[float]) -> float:
-    """The mean of a participant's times, outliers cut to ten times the lower quartile."""
+    """Return the mean of a participant's times, outliers cut to ten times the lower quartile."""
     return statistics.fmean(_limited(times))
 
 

@@ -1,4 +1,4 @@
-"""How long each sample is: pure functions, without a clock.
+"""Decides how long each sample is: pure functions, without a clock.
 
 A sample begins with a lead, calls that are not timed. Then calls are timed together.
 
@@ -12,11 +12,12 @@ A sample begins with a lead, calls that are not timed. Then calls are timed toge
   work, and take the cores from the next: on two cores ONNX Runtime's threads made Inductor's code
   four times as slow. Of calls of 50 ms or more that is a small part.
 - *Samples that grow.* A clear case is decided soon, and an unclear one by long samples.
-- *A load.* Where the system keeps taking cores from this process, two rounds only send off those
-  that are far behind; then the long samples begin, and only these count. An engine's threads that
-  have slept often wake on the same core. On two cores with a program beside it Linux took 200 ms to
-  part them: ONNX Runtime's calls took 5.2 ms until then, and 3.7 ms afterwards. Where time is
-  short, lead and sample are cut by the same factor, so that the last sample ends with the time.
+- *A load.* If the system keeps taking cores from this process, two short rounds only remove the
+  participants that are far behind. Then the long samples begin, and only these count. An engine's
+  threads that have slept often wake on the same core. On two cores with a second busy program,
+  Linux took 200 ms to spread them: ONNX Runtime's calls took 5.2 ms until then, and 3.7 ms
+  afterwards. If time is short, lead and sample are cut by the same factor, so that the last sample
+  ends with the time.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from dataclasses import dataclass
 MOST_ROUNDS = 40
 
 CLOSE = 1.5
-"""How many times as long as the one in front those take that go on where time is short."""
+"""If time is short, only participants that take at most this many times as long as the fastest
+go on."""
 
 BUSY = 0.1
-"""The share of its time for which a thread waits for a core, beyond which there is a load. On two
+"""There is a load if a thread waits for a core for more than this share of its time. On two
 cores: 0.02 to 0.05 alone, 0.12 to 0.15 beside a program that runs for a quarter of the time, 0.4 to
 0.65 beside one that always runs."""
 
 SCOUTING, FAR = 2, 2.0
-"""How many rounds stay short under a load, and who is far behind in them: whose best sample took so
-many times as long as the worst of another."""
+"""How many rounds stay short under a load, and when a participant is far behind in them: when its
+best sample took this many times as long as another's worst."""
 
 _LEAD, _NEEDS_NO_LEAD = 0.010, 0.050
 _FIRST, _LONGEST, _ROUNDS_OF_A_LENGTH = 0.010, 0.160, 3
@@ -52,7 +54,7 @@ class Plan:
     Attributes:
         calls: How many calls are timed together.
         lead: Seconds of calls before them that are not timed.
-        least: Seconds to go on for, with so many calls at a time; 0 for once.
+        least: Seconds for which to repeat that; 0 to do it once.
     """
 
     calls: int
@@ -60,17 +62,17 @@ class Plan:
     least: float = 0.0
 
     def seconds(self, usual: float) -> float:
-        """How long it is likely to take where a call usually takes so many seconds."""
+        """Return the expected seconds of the sample if a call usually takes ``usual`` seconds."""
         return self.lead + self.calls * usual
 
 
 def short_sample(usual: float, number: int, *, beside_program: bool) -> Plan:
-    """A sample where there is no load.
+    """Return the plan of a sample without a load.
 
     Args:
         usual: Seconds of a call, as far as known.
-        number: Of the round, from 0.
-        beside_program: Whether a running program's calls wait for it.
+        number: The number of the round, from 0.
+        beside_program: True if calls of a running program wait for the sample.
     """
     doubled = 0 if beside_program else number // _ROUNDS_OF_A_LENGTH
     length = min(math.ldexp(_FIRST, doubled), _LONGEST)
@@ -79,7 +81,7 @@ def short_sample(usual: float, number: int, *, beside_program: bool) -> Plan:
 
 
 def long_sample(usual: float, share: float) -> Plan:
-    """A sample under a load.
+    """Return the plan of a sample under a load.
 
     Args:
         usual: Seconds of a call, as far as known.
@@ -91,12 +93,12 @@ def long_sample(usual: float, share: float) -> Plan:
 
 
 def share_of(left: float, usual: Collection[float], least_rounds: int) -> float | None:
-    """Seconds of each long sample with its lead; ``None`` where there is no time for a round.
+    """Return the seconds of each long sample with its lead; ``None`` if no round fits.
 
     Args:
         left: Seconds that are left.
-        usual: Seconds of a call of each participant. A sample is of two calls at least.
-        least_rounds: Samples are shorter where otherwise there would be fewer rounds.
+        usual: Seconds of a call of each participant. A sample has at least two calls.
+        least_rounds: Samples are shortened so that at least this many rounds fit.
     """
     for_each = left / len(usual)
     rounds = max(1, least_rounds, int(for_each / (_LOADED_LEAD + _LOADED_SAMPLE)))

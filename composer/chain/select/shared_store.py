@@ -123,7 +123,7 @@ def _replace(files: Any, folder: str, key: str, content: bytes) -> None:
 
 
 def _within(seconds: float, task: Callable[[], T]) -> T:
-    """What a task gives, if it does so in time; else it goes on, and nobody waits for it.
+    """Return the result of a task, if it ends in time; else stop waiting while the task goes on.
 
     Raises:
         TimeoutError: it does not.

@@ -1,4 +1,4 @@
-"""Times engines on copies of the first call's inputs, and puts back whatever a call changes."""
+"""Times engines on copies of the first call's inputs, and restores whatever a call changes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from composer.system import hardware
 
 
 class Timer:
-    """The copied inputs of one graph, and what it takes to start every call from the same state.
+    """Times calls of one graph on copied inputs, and starts every call from the same state.
 
-    A graph that writes to its inputs needs that: numbers that grow from call to call end as
-    infinities, or as an index out of range.
+    A graph that writes to its inputs needs the same state: numbers that grow from call to call
+    would become infinite, or an index out of range.
     """
 
     def __init__(self, request: GraphRequest) -> None:
@@ -41,9 +41,9 @@ class Timer:
 
     @property
     def waiting(self) -> float:
-        """The share of its samples for which a thread waited for a core that others had.
+        """The share of the samples' time for which a thread waited for a core that others used.
 
-        More threads than cores wait for each other; that is left out.
+        The time for which the process's own threads wait for each other is left out.
         """
         threads = torch.get_num_threads()
         for_each_other = max(1 - hardware.cores() / threads, 0.0)
@@ -66,7 +66,7 @@ class Timer:
                 self._given, self._leaves = [], {}
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
-        """Leaves the random state as it was, unless it is the program's to change meanwhile."""
+        """Restore the random state afterwards, unless the program may change it meanwhile."""
         if self._request.alongside:
             return contextlib.nullcontext()
         return torch.random.fork_rng(devices=devices(self._inputs))
@@ -78,28 +78,28 @@ class Timer:
         self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
 
     def time(self, run: Callable[..., Any], calls: int, lead: float, least: float = 0.0) -> float:
-        """Seconds of a call, by timing several together; a single one if the graph writes.
+        """Return the seconds of a call, from several calls together, or one if the graph writes.
 
         Args:
-            run: What is called.
+            run: The callable.
             calls: How many calls to time together.
-            lead: Seconds to make calls for before timing begins; unless 0, at least one is made.
-            least: Seconds to go on timing for, so many calls together; 0 times once.
+            lead: Seconds of calls before timing begins; at least one call unless it is 0.
+            least: Seconds for which to repeat the timing; 0 to do it once.
 
         Raises:
-            Refusal: ``rejected``, where parameters were written to that the graph leaves alone.
+            Refusal: ``rejected``, if parameters were written to that the graph does not write to.
             Exception: whatever ``run`` raises.
         """
         with self._watched():
             seconds = self._time(run, calls, lead, least)
         if self._knows_writes and self._left_alone.written():
-            self._left_alone = clones.LeftAlone(self._request)  # the next is not to blame
+            self._left_alone = clones.LeftAlone(self._request)  # do not blame the next participant
             refuse(Status.REJECTED, Reason.MUTATED_INPUTS, verify.WROTE_TO_WEIGHTS)
         return seconds
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Count the sample, and for how long its threads waited. A reading takes 20 us a thread."""
+        """Add the sample's time and its threads' waits. A reading takes 20 us for each thread."""
         before, started = hardware.seconds_without_a_core(), time.perf_counter()
         yield
         self._seconds += time.perf_counter() - started
@@ -128,7 +128,7 @@ class Timer:
         return (time.perf_counter() - started) / calls
 
     def _settle(self) -> None:
-        """Wait until the devices have done what was launched."""
+        """Wait until the devices have finished their work."""
         for device in self._devices:
             torch.accelerator.synchronize(device)
 
@@ -151,7 +151,7 @@ class Timer:
 
 
 def _accelerators(values: Sequence[Any]) -> list[torch.device]:
-    """The devices of the tensors that compute while the host goes on."""
+    """Return the tensors' devices that compute asynchronously to the host."""
     kind = torch.accelerator.current_accelerator()
     tensors = (each for each in values if isinstance(each, torch.Tensor))
     found = {each.device for each in tensors if kind and each.device.type == kind.type}

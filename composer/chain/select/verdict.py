@@ -1,6 +1,6 @@
-"""A verdict as it is kept: what a benchmark measured of a graph's candidates, and who won.
+"""The stored form of a verdict: a benchmark's measurements of a graph's candidates, and the winner.
 
-It may come from anybody's file, so every text and number in it is bounded when it is read.
+It may come from a file that others can write, so every text and number is bounded when it is read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ _FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
 _UNCERTAIN = (Reason.KNOWN_FAILURE, Reason.MUTATED_INPUTS)
 _FIGURES = {"ms", "eager_ms", "rounds", "seconds"}
 _NEAR = 1.5
-"""How many times as long as the winner takes one that might have won, had it been measured."""
+"""A candidate that takes less than this many times as long as the winner might have won, if it had
+been measured well."""
 
 
 def clipped(text: str) -> str:
-    """Text as a verdict can hold it."""
+    """Return text cut to the length that a verdict can hold."""
     return printable(text)[:_LONGEST]
 
 
@@ -38,16 +39,16 @@ Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0
 
 
 class CandidateRecord(BaseModel):
-    """What became of one candidate, whether or not it took part in the benchmark.
+    """The result of one candidate, whether or not it took part in the benchmark.
 
     Attributes:
-        backend: As the chain spelled it.
-        status: Of its attempt.
-        reason: Of its attempt.
-        message: Of its attempt, the first line.
-        timing: Its figures; ``None`` where it was not measured.
-        precision: What it computes in, where that is not the graph's own.
-        products_in_fp32: How many of the first products are in float32 all the same.
+        backend: The name as the chain spells it.
+        status: The status of its attempt.
+        reason: The reason of its attempt.
+        message: The first line of its attempt's message.
+        timing: Its times; ``None`` if it was not measured.
+        precision: Its precision, if that is not the graph's own.
+        products_in_fp32: How many of the first products stay in float32.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -62,12 +63,12 @@ class CandidateRecord(BaseModel):
 
     @property
     def who(self) -> str:
-        """The backend, and its precision where that is not the graph's own."""
+        """The backend, and its precision if that is not the graph's own."""
         return f"{self.backend} in bf16" if self.precision == "bf16" else self.backend
 
     @property
     def milliseconds(self) -> float:
-        """What it was compared by: a call, and the share of the build that the policy counts."""
+        """The time that it was compared by: a call, plus the counted share of the build."""
         timing = self.timing or {}
         return timing["ms"] + timing.get("build_ms", 0.0)
 
@@ -120,7 +121,7 @@ class Verdict(BaseModel):
 
     @property
     def milliseconds(self) -> float:
-        """What the winner was compared by, in milliseconds."""
+        """The time that the winner was compared by, in milliseconds."""
         if self.winner is not None:
             return self.candidates[self.winner].milliseconds
         return self._eager_milliseconds
@@ -131,12 +132,12 @@ class Verdict(BaseModel):
 
     @property
     def under_load(self) -> bool:
-        """Whether other programs kept taking the cores while the benchmark was run."""
+        """True if other programs kept taking the cores while the benchmark was run."""
         return any(each.timing and each.timing.get("under_load") for each in self.candidates)
 
     @property
     def has_too_few_rounds(self) -> bool:
-        """Whether there was time for two calls only of one that may well be the fastest."""
+        """True if a candidate that may be the fastest had time for only two calls."""
         near = _NEAR * self.milliseconds
         return any(
             each.timing is not None and each.timing["rounds"] == 0 and each.milliseconds <= near
@@ -150,7 +151,7 @@ class Verdict(BaseModel):
         return max(self.select_seconds or 0.0, *taken)
 
     def fits(self, key: str, names: Sequence[str]) -> bool:
-        """Whether it is about this key and chain, and is consistent in itself."""
+        """Return True if it is for this key and chain, and is consistent."""
         own = [each.backend for each in self.candidates]
         timings = {at: each.timing for at, each in enumerate(self.candidates) if each.timing}
         if self.key != key or own != list(names[: len(own)]):
@@ -165,19 +166,19 @@ class Verdict(BaseModel):
         )
 
     def has_failures(self) -> bool:
-        """Whether one of the candidates failed, and is to have another chance some day."""
+        """True if one of the candidates failed, so that it should be tried again some day."""
         return any(each.status in _FAILED or each.reason in _UNCERTAIN for each in self.candidates)
 
 
 def figures_of(attempt: Attempt) -> dict[str, float] | None:
-    """What was measured of a candidate; ``None`` where nothing was."""
+    """Return the measurements of a candidate; ``None`` if it was not measured."""
     if not isinstance(attempt.timing, dict):
         return None
     return {name: each for name, each in attempt.timing.items() if isinstance(each, int | float)}
 
 
 def record_of(attempt: Attempt) -> CandidateRecord:
-    """What a verdict says of a candidate."""
+    """Return a verdict's record of a candidate."""
     return CandidateRecord.model_construct(
         backend=attempt.backend,
         status=attempt.status,

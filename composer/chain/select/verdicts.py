@@ -1,4 +1,4 @@
-"""What ``select = "fastest"`` found, kept so that the next process goes straight to the winner.
+"""Keeps the results of ``select = "fastest"``, so that the next process uses the winner directly.
 
 A verdict (:mod:`composer.chain.select.verdict`) is a JSON object that a person can read: who won,
 everyone's times, when, and on what machine. It is kept in the disk cache and, where the policy
@@ -47,10 +47,10 @@ _DAY = 86_400.0
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
 _DAYS_IF_UNSURE = 1.0
 _LEAST_SECONDS = 1.0
-"""For a benchmark, where the policy does not say."""
+"""The least seconds of a benchmark, if the policy does not say."""
 
 _SKEW = 1.0
-"""By how many days another machine's clock may be ahead."""
+"""How many days another machine's clock may be ahead."""
 
 
 def cache() -> DiskCache:
@@ -81,7 +81,7 @@ class Terms:
 
     @staticmethod
     def of(policy: Policy, cache: Cache) -> Terms | None:
-        """The policy's terms; ``None`` where nothing is remembered, nor looked for."""
+        """Return the policy's terms; ``None`` if verdicts are neither kept nor looked for."""
         days = cache.verdicts
         if policy.strict or not days:
             return None
@@ -90,7 +90,7 @@ class Terms:
         return Terms(days, failures, unsure, cache.store, seconds)
 
     def days_of(self, verdict: Verdict) -> float:
-        """For how many days that verdict holds."""
+        """Return for how many days a verdict holds."""
         days = [self.days]
         if verdict.has_failures():
             days.append(self.days_with_failures)
@@ -134,7 +134,7 @@ class VerdictCache:
         self.key = key_of(request, engines)
 
     def recall(self) -> Recalled | None:
-        """The verdict, if there is one that still holds: the user's own, else the shared one."""
+        """Return a verdict that still holds: the user's own, else the shared one, else ``None``."""
         if self.key is None:
             return None
         own = cache()
@@ -150,9 +150,9 @@ class VerdictCache:
         return self._noted(recalled or shared)
 
     def keep(self, outcome: Outcome) -> None:
-        """Remember the outcome of a benchmark, unless it may well be another the next time.
+        """Remember the outcome of a benchmark, unless it would probably differ the next time.
 
-        What :func:`composer.reset` was called after is not remembered by this process.
+        If :func:`composer.reset` was called since, this process does not remember it.
         """
         if self.key is None:
             self._note("nobody knows what the engines are")
@@ -169,7 +169,7 @@ class VerdictCache:
                 self._note("" if kept else own.trouble)
 
     def _share(self, verdict: Verdict, store: SharedStore) -> str:
-        """Put a verdict into the shared store; why that could not be done."""
+        """Put a verdict into the shared store; return why that failed, or an empty string."""
         return "" if store.put(verdict.key, verdict.model_dump_json(indent=1)) else store.trouble
 
     def _noted(self, recalled: Recalled | None, trouble: str = "") -> Recalled | None:
@@ -187,7 +187,7 @@ class VerdictCache:
             self._session.verdicts.discard(self.key)
 
     def _from(self, source: str, text: str | None) -> Recalled | None:
-        """The verdict in ``text``, if it can be used; what is no verdict is warned of, once."""
+        """Return the verdict in ``text``, if it can be used; warn once if it is not a verdict."""
         if text is None or self.key is None:
             return None
         try:
@@ -240,7 +240,7 @@ class VerdictCache:
 
 
 def key_of(request: GraphRequest, engines: Sequence[tuple[str, Backend]]) -> str | None:
-    """SHA-256 of all that a verdict depends on: equal where the same result is to be expected.
+    """Return the SHA-256 of everything that a verdict depends on.
 
     Args:
         request: The graph; its key covers shapes, passes, options and the policy's settings.
@@ -278,7 +278,7 @@ def _digest(request: GraphRequest, identities: Sequence[tuple[str, str | None]])
 
 
 def sentence(facts: Mapping[str, Any]) -> str:
-    """A verdict as it was kept, in one line: who won for which model, and everyone's times."""
+    """Return a kept verdict in one line: the winner, the model, and the times of all."""
     try:
         verdict = Verdict.model_validate(facts)
     except ValidationError:
@@ -298,7 +298,7 @@ def _identity(backend: Backend) -> str | None:
 
 
 def _deserves_it(outcome: Outcome) -> bool:
-    """Whether somebody was measured, and nobody was kept from it by what may soon be over."""
+    """Return True if a candidate was measured, and none was left out for a temporary cause."""
     attempts = outcome.attempts
     passing = any(each.reason in _PASSING for each in attempts)
     errors = (each.error for each in outcome.ends if each.error is not None)
@@ -307,7 +307,7 @@ def _deserves_it(outcome: Outcome) -> bool:
 
 
 def _is_over_soon(error: BaseException) -> bool:
-    """Whether a full disk, too many open files or the like is to blame, or who ended a child.
+    """Return True if the cause is temporary: a full disk, too many open files, a child ended.
 
     A file that is missing, such as a compiler, stays missing.
     """

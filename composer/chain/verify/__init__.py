@@ -1,12 +1,13 @@
-"""Did a candidate do anything, and is it right?
+"""Checks that a candidate did some work, and that its numbers are right.
 
-:mod:`~composer.chain.verify.prove` looks at what a backend returned: is it more than the captured
-graph? And at what that returns when it is called: can the graph's outputs be taken out of it?
+:mod:`~composer.chain.verify.prove` checks that a backend returned more than the captured graph,
+and that a call of it returns a tuple or list of outputs.
 :func:`verify` (:mod:`~composer.chain.verify.answers`) compares the candidate's numbers with
-eager's, and in doubt with the graph in float64 (:mod:`~composer.chain.verify.double`).
-:func:`rewrite` (:mod:`~composer.chain.verify.rewrites`) runs the shared passes and holds them to
-eager's numbers where they declare to keep them. The other names are the steps of that comparison,
-which :mod:`composer.runtime.sampling` and :mod:`composer.chain.select.timer` also use.
+eager's. If they differ, it compares with the graph in float64
+(:mod:`~composer.chain.verify.double`).
+:func:`rewrite` (:mod:`~composer.chain.verify.rewrites`) runs the shared passes. It compares a pass
+with eager if the pass declares that it keeps numbers. The other names are the steps of these
+comparisons; :mod:`composer.runtime.sampling` and :mod:`composer.chain.select.timer` use them too.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Does a candidate compute what eager computes? Asked on the first real inputs, before it serves.
+"""Compares a candidate with eager on the first real inputs, before the candidate serves.
 
-:mod:`composer.runtime.sampling` asks the same of later calls.
+:mod:`composer.runtime.sampling` does the same for later calls.
 
-The candidate and eager run on copies of the inputs, from the same random state. What is compared
-are the outputs, the inputs and buffers as they are afterwards and, in training, the gradients:
-shape, dtype, strides and numbers. Numbers that are off are judged against a run in float64, as
-torch's own benchmarks do (``torch._dynamo.utils.same``), so that an engine is not blamed for
-eager's rounding.
+The candidate and eager run on copies of the inputs, from the same random state. The outputs, the
+inputs and buffers after the run and, in training, the gradients are compared: their shapes,
+dtypes, strides and numbers. If numbers differ too much, a run in float64 decides, as in torch's
+own benchmarks (``torch._dynamo.utils.same``). So an engine is not blamed for eager's rounding.
 """
 
 from __future__ import annotations
@@ -63,18 +62,18 @@ _COARSE = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of a graph gave.
+    """The results of one run of a graph.
 
     Attributes:
-        values: Outputs, gradients, and what the run may have written to, by name.
-        strides: Those of the outputs.
+        values: Outputs, gradients, and tensors that the run may have written to, by name.
+        strides: The strides of the outputs, by name.
         kept: Names of the values that the run could have written to and did not.
-        generator: The state that torch's random generators were left in.
-        random: Whether that state is another than before the run.
-        rounded_to: The coarsest dtype that numbers were rounded to on the way; ``None`` for none
-            below float32.
-        wrote_to_weights: Whether somebody wrote to a parameter that the graph leaves alone.
-        joined: Pairs of outputs that are one tensor: what is done to one is done to the other.
+        generator: The state of torch's random generators after the run.
+        random: True if the run changed that state.
+        rounded_to: The coarsest dtype that numbers were rounded to on the way; ``None`` if the
+            graph uses no dtype below float32.
+        wrote_to_weights: True if a parameter that the graph does not write to was written to.
+        joined: Pairs of outputs that are the same tensor: a write to one changes the other.
     """
 
     values: Values
@@ -94,19 +93,20 @@ def verify(
     bounds: Bounds,
     facts: BuildFacts,
 ) -> bool:
-    """Run a candidate once, eager once, and the eager fallback in float64 where that has to decide.
+    """Run a candidate and eager once each, and compare them.
 
-    One that says that it gives NaN wherever eager does is run a second time, on inputs with a NaN.
+    The eager fallback also runs in float64, if numbers differ and it has to decide. A candidate
+    that claims to give NaN wherever eager does runs a second time, on inputs with a NaN.
 
     Args:
         compiled: The candidate.
         request: The graph and the first call's inputs, which are not changed.
         shared: The passes of the later stages, which the candidate and the eager fallback have run.
-        bounds: How far the candidate may be off.
-        facts: What the candidate says of itself. What was found is added under ``verified``.
+        bounds: How far the candidate's numbers may be off.
+        facts: The facts of the attempt. The result is added under ``verified``.
 
     Returns:
-        Whether all its numbers were compared.
+        True if all its numbers were compared.
 
     Raises:
         Refusal: ``rejected`` with ``output_mismatch``, ``mutated_inputs``, ``non_finite`` or
@@ -151,10 +151,10 @@ def _compare_nans(
     inputs: Sequence[Any],
     request: GraphRequest,
 ) -> None:
-    """Refuse a candidate whose outputs hide NaN that an input has: a fault would look healthy.
+    """Refuse a candidate whose outputs have numbers where eager's have NaN.
 
-    One element of each floating input that is no weight is NaN. Nothing is compared where eager
-    raises.
+    Such a candidate would hide a fault of the program. The candidate and eager run with one NaN in
+    each floating-point input that is not a weight. If eager raises, nothing is compared.
     """
     wrong = [each if i in request.weights else _with_nan(each) for i, each in enumerate(inputs)]
     if all(mine is given for mine, given in zip(wrong, inputs, strict=True)):
@@ -189,7 +189,7 @@ def _run_of_eager(
     request: GraphRequest,
     facts: BuildFacts,
 ) -> Run | None:
-    """What eager gives; ``None`` where it gives nothing to compare with, and the facts say why."""
+    """Return eager's run; ``None``, with the reason in the facts, if there is none to compare."""
     try:
         copied = given_copies(inputs, request)
     except BaseException as error:  # noqa: BLE001  # recorded: what serves needs no copies
@@ -210,13 +210,13 @@ def run(
     request: GraphRequest,
     copied: tuple[list[Any], list[Any]] | None = None,
 ) -> Run:
-    """Run a graph on copies of its inputs; buffers and the random state are put back afterwards.
+    """Run a graph on copies of its inputs, then restore the buffers and the random state.
 
     Args:
-        function: Takes the graph's inputs, returns its outputs.
+        function: Takes the graph's inputs and returns its outputs.
         inputs: Real inputs; weights are not copied.
         request: The graph.
-        copied: What :func:`given_copies` made of the inputs, where that was done before.
+        copied: The result of :func:`given_copies`, if the caller has it already.
 
     Raises:
         Refusal: the function returned no tuple or list.
@@ -257,7 +257,7 @@ def _joined(outputs: Values) -> frozenset[tuple[str, str]]:
 
 
 def _rounded_to(request: GraphRequest) -> torch.dtype | None:
-    """The coarsest dtype in the graph, or of autocast around it or within."""
+    """Return the coarsest dtype of the graph's values and of autocast around or within it."""
     modules = request.gm.modules()
     graphs = (each for each in modules if isinstance(each, torch.fx.GraphModule))
     nodes = [node for each in graphs for node in each.graph.nodes]
@@ -269,10 +269,10 @@ def _rounded_to(request: GraphRequest) -> torch.dtype | None:
 
 
 def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any], list[Any]]:
-    """Inputs to run a graph on in place of its own, and the copies behind them.
+    """Return inputs that stand in for the graph's own, and the copies that they are made of.
 
-    The copies are leaves for autograd; where an input is no leaf, what stands in for it is computed
-    from the copy. Weights are not copied, but for buffers in which autograd would record the run.
+    The copies are leaves for autograd. If an input is not a leaf, its stand-in is computed from the
+    copy. Weights are not copied, except buffers in which autograd would record the run.
 
     Raises:
         TypeError: the graph would write to an input that cannot be copied.
@@ -283,10 +283,10 @@ def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any
 
 
 def named_outputs(returned: Any) -> Values:
-    """What a graph returned, by name.
+    """Return the outputs of a graph by name.
 
     Raises:
-        Refusal: it is no tuple or list.
+        Refusal: ``returned`` is not a tuple or a list.
     """
     return {
         f"output {i}": each
@@ -295,10 +295,10 @@ def named_outputs(returned: Any) -> Values:
 
 
 def _gradients(outputs: Values, leaves: Values, request: GraphRequest) -> Values:
-    """The gradients of the inputs and of what the graph holds, by name.
+    """Return the gradients of the inputs and of the graph's own parameters, by name.
 
-    Of a state that the graph writes to, and that no output comes from, eager has none, where
-    AOTAutograd gives zeros.
+    For a state that the graph writes to and that no output depends on, eager has no gradient, but
+    AOTAutograd gives zeros. Such a missing gradient is therefore replaced by zeros.
     """
     held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
     found = gradients(outputs, leaves | held)
@@ -309,7 +309,7 @@ def _gradients(outputs: Values, leaves: Values, request: GraphRequest) -> Values
 
 
 def changeable(given: Sequence[Any], request: GraphRequest) -> Values:
-    """What a run of the graph on these inputs may write to: inputs, and what the graph holds."""
+    """Return the inputs and the graph's own tensors that a run may write to, by name."""
     written = writes.written_parameters(request)
     held = writes.written_attributes(request.gm)
     passed = ((i, each) for i, each in enumerate(given) if i in written or _may_change(each))
@@ -326,10 +326,10 @@ def strides_of(outputs: Values) -> dict[str, tuple[int, ...]]:
 
 
 def _recording(inputs: Sequence[Any], request: GraphRequest) -> frozenset[int]:
-    """Buffers that the graph writes to with gradients on, as a state that is carried on.
+    """Return the positions of the buffers that the graph writes to in grad mode.
 
-    Their values could be put back after a run, but not where they come from: the program's own
-    backward would go through that run.
+    The values of such a buffer can be restored after a run, but its autograd history cannot: the
+    program's own backward would go through that run. So these buffers are copied.
     """
     if not torch.is_grad_enabled():
         return frozenset()
@@ -342,7 +342,10 @@ def _has_gradients(value: torch.Tensor) -> bool:
 
 
 def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: GraphRequest) -> None:
-    """What a subclass of tensor holds is not copied; parameters are put back after a run."""
+    """Raise TypeError if the graph writes to an input that was not copied: a tensor subclass.
+
+    Weights are exempt, since they are restored after a run.
+    """
     passed = {i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
     shared = {i for i in passed - request.weights if copies[i] is inputs[i]}
     for i in sorted(shared & writes.assigned_inputs(request.gm)):
@@ -351,7 +354,7 @@ def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: Grap
 
 
 def _as_deep(copy: Any, value: Any) -> Any:
-    """A copy that is no leaf where the input is none: in-place operations on leaves are refused."""
+    """Return a non-leaf copy if the input is not a leaf: autograd refuses to write to leaves."""
     if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
         return clones.not_leaf(copy)
     return copy
@@ -362,7 +365,7 @@ def _may_change(value: Any) -> bool:
 
 
 def generator_state(inputs: Sequence[Any]) -> torch.Tensor:
-    """The state of the CPU's generator and of those of the devices in play."""
+    """Return the state of the CPU's random generator and of those of the inputs' devices."""
     states = [torch.cuda.get_rng_state(device) for device in devices(inputs)]
     return torch.cat([torch.get_rng_state(), *states])
 
@@ -373,9 +376,9 @@ def exact(
     shared: SharedPasses,
     facts: BuildFacts | None = None,
 ) -> Values:
-    """The values of a run of the eager fallback in float64; none where it cannot be run so.
+    """Return the values of a run of the eager fallback in float64.
 
-    The facts, if there are any, then say why.
+    If the graph cannot run in float64, the result is empty and ``facts``, if given, say why.
     """
     try:
         forward, wide, twin = in_double(request, inputs, shared)
@@ -388,26 +391,26 @@ def exact(
 
 
 _NOTHING = 1e-10
-"""Which share of the largest gradient one that cancels is at most, in float64."""
+"""A gradient counts as cancelled if it is at most this share of the largest one, in float64."""
 
 _FURTHER = 10.0
-"""How many times what an engine may be off by eager's own rounding may come to."""
+"""Eager's rounding error is assumed to be at most this many times the bounds of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What is said of the graph that a candidate is compared with.
+    """The description of the graph that a candidate is compared with.
 
     Attributes:
-        rewritten: Whether shared passes have changed the captured graph.
-        by: Those of them whose graph was not compared with the one before them.
+        rewritten: True if shared passes have changed the captured graph.
+        by: The passes among them whose result was not compared with the graph before them.
     """
 
     rewritten: bool = False
     by: tuple[str, ...] = ()
 
     def said(self, *, in_float64: bool) -> dict[str, str]:
-        """What was compared with what, for the record."""
+        """Return the entries of the record that name the graph compared with."""
         if not self.rewritten:
             return {"against": "float64" if in_float64 else "eager"}
         how = f"not compared with eager: {', '.join(self.by)} may change numbers"
@@ -425,22 +428,22 @@ def judge(
     reference: Reference = Reference(),  # it is frozen
     facts: BuildFacts | None = None,
 ) -> bool:
-    """Refuse the candidate, or add to the facts how far it is off.
+    """Refuse the candidate, or add its errors to the facts.
 
-    A candidate need not draw the same random numbers as eager. If it leaves torch's generator in
-    another state, it has not; values are then compared in structure and finiteness only. On a GPU
-    it may have in any case: what a kernel draws moves the generator on by the same few steps.
+    A candidate may draw other random numbers than eager. It did so if it leaves torch's generator
+    in another state. On a GPU the state does not tell, because every kernel that draws advances the
+    generator by the same few steps. In both cases only structure and finiteness have to agree.
 
     Args:
         got: The candidate's run.
         eager: Eager's run.
-        exact: Makes the values in float64; called where they have to decide.
+        exact: Makes the values in float64. It is called only if they have to decide.
         bounds: How far numbers may be off.
-        reference: Which graph eager has run.
-        facts: Of the attempt; ``None`` outside of one.
+        reference: The graph that eager has run.
+        facts: The facts of the attempt; ``None`` outside of an attempt.
 
     Returns:
-        Whether all numbers were compared.
+        True if all numbers were compared.
 
     Raises:
         Refusal: as for :func:`verify`.
@@ -480,10 +483,11 @@ def _on_gpu(values: Values) -> bool:
 
 
 def _reference(exact: Callable[[], Values], eager: Run, bounds: Bounds) -> Values:
-    """The values in float64; none where they come from other random numbers.
+    """Return the values in float64; nothing if they come from other random numbers.
 
-    From one state the generator draws others in float64 than in float32 (torch 2.13), and not all
-    that draws can be had otherwise, as ``normal_``. Rounding alone does not take eager so far away.
+    From the same state, torch's generator draws other numbers in float64 than in float32 (torch
+    2.13). Some operators, such as ``normal_``, cannot be made to draw in float32 here. If eager is
+    further from float64 than rounding alone explains, the random numbers were different.
     """
     found = exact()
     if not eager.random:
@@ -512,16 +516,16 @@ def _is_other(
     if not exact.numel():
         return False
     if largest and exact.abs().max() <= _NOTHING * largest:
-        return False  # it cancels: what eager has of it is rounding, whatever was drawn
+        return False  # it cancels: eager's value is only rounding error, whatever was drawn
     allowed = bounds.allowed(exact.to(torch.float64), rounded_to or eagers.dtype)
     return bool(((eagers - exact).abs() > _FURTHER * allowed).any())
 
 
 def _stride_mismatch(name: str, got: Run, eager: Run) -> tuple[Mismatch, str] | None:
-    """Strides that differ where it matters: along a dimension of more than one element.
+    """Return a mismatch if strides differ along a dimension of more than one element.
 
-    Gaps between rows do not on a GPU: torch promises the order of strides, and Inductor leaves the
-    gaps of a product that it padded (of 2 columns to 4 on an H200, torch 2.11).
+    On a GPU, gaps between rows are accepted: torch only promises the order of strides, and Inductor
+    leaves gaps in a product that it padded (from 2 columns to 4 on an H200, torch 2.11).
     """
     value = got.values[name]
     if name not in eager.strides or not isinstance(value, torch.Tensor) or not value.numel():
@@ -537,7 +541,7 @@ def _stride_mismatch(name: str, got: Run, eager: Run) -> tuple[Mismatch, str] | 
 
 
 def is_padded(shape: Sequence[int], mine: Sequence[int], eagers: Sequence[int]) -> bool:
-    """Whether strides differ by gaps between rows alone: in the same order, with no overlap."""
+    """Return True if strides differ only by gaps between rows: same order, no overlap."""
     triples = zip(mine, eagers, shape, strict=True)
     dims = sorted((each for each in triples if each[2] != 1), key=lambda each: each[1])
     steps = [stride for stride, _, _ in dims]
@@ -548,13 +552,13 @@ def is_padded(shape: Sequence[int], mine: Sequence[int], eagers: Sequence[int]) 
 
 
 def _refuse(name: str, mismatch: Mismatch, what: str, *, kept: bool) -> None:
-    """Refuse because of one value; ``kept`` is whether eager leaves it as it was."""
+    """Refuse because of one value; ``kept`` is True if eager does not change that value."""
     reason = Reason.MUTATED_INPUTS if kept else _REASONS[mismatch]
     refuse(Status.REJECTED, reason, f"{name} {what}")
 
 
 def _summary(errors: Sequence[Errors], said: dict[str, str], *, unlike: bool) -> dict[str, Any]:
-    """What the attempt's record says of a candidate that computes what eager computes."""
+    """Return the entry of the attempt's record for a candidate that agrees with eager."""
     if unlike:
         drawn = {"against": "structure only: the graph draws random numbers"}
         return {**said, **drawn, "values": len(errors)}

@@ -1,4 +1,4 @@
-"""A graph in float64: what eager, or the eager fallback, would compute without its own rounding."""
+"""Makes a float64 version of a graph: the reference without eager's own rounding."""
 
 from __future__ import annotations
 
@@ -26,32 +26,37 @@ _DRAWS = {
     *(torch.rand, torch.randn, torch.rand_like, torch.randn_like),
     *(_aten.rand, _aten.randn, _aten.rand_like, _aten.randn_like),
 }
-"""From one state the generator gives others in float64 than in float32 (torch 2.13)."""
+"""Operators that draw random numbers in the dtype that they are told.
+
+From the same state, the generator gives other numbers in float64 than in float32 (torch 2.13). So
+these draw in eager's dtype, and the result is converted to float64.
+"""
 
 _DRAWS_FROM = {
     *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
     *("poisson", "random", "uniform"),
 }
-"""Those that draw in the dtype of a tensor that they are given."""
+"""Names of operators that draw in the dtype of a tensor that they are given."""
 
 
 def in_double(
     request: GraphRequest, inputs: Sequence[Any], shared: SharedPasses
 ) -> tuple[Callable[..., Any], list[Any], GraphRequest]:
-    """What eager runs, with every floating dtype turned into float64, and inputs to go with it.
+    """Return the eager graph with every floating-point dtype replaced by float64, and its inputs.
 
     Args:
         request: The graph; neither it nor its tensors are changed.
-        inputs: Real inputs of it.
-        shared: The passes of the later stages. They run on the graph as it is, as for everybody
-            else, and what they left is widened: on a wide graph they might do something else.
+        inputs: Real inputs of the graph.
+        shared: The passes of the later stages. They run on the graph in its own dtypes, as for
+            every candidate, and their result is converted: on a float64 graph they might do
+            something else.
 
     Returns:
         A callable, its inputs, and a request that describes them.
 
     Raises:
-        TypeError: there is none that computes the same.
-        Exception: whatever AOTAutograd raises, where there are passes of the later stages.
+        TypeError: the graph cannot be converted.
+        Exception: whatever AOTAutograd raises, if there are passes of the later stages.
     """
     gm = _widened(request.gm)
     wide = [_wide(value) for value in inputs]
@@ -60,9 +65,10 @@ def in_double(
 
 
 def _forward_after_passes(request: GraphRequest, shared: SharedPasses) -> Callable[..., Any]:
-    """AOTAutograd's graphs as the passes leave them, then widened.
+    """Run the passes on AOTAutograd's graphs, then convert the graphs to float64.
 
-    AOTAutograd passes the tensors that the captured graph holds as they are.
+    AOTAutograd passes the captured graph's own tensors as inputs, in their own dtypes. So float64
+    conversions are added after the placeholders.
     """
 
     def widened_forward(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
@@ -89,9 +95,8 @@ def _widened(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
-    if _torch.modes.enters_autocast(
-        node.target
-    ):  # it lowers nothing, and torch warns of its new dtype
+    # Autocast would have no effect in float64, and torch would warn of that dtype: turn it off.
+    if _torch.modes.enters_autocast(node.target):
         device, dtype, _, *others = node.args
         node.args = (device, dtype, False, *others)
         return
@@ -116,13 +121,13 @@ def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
 
 
 def _draws_from(node: torch.fx.Node) -> bool:
-    """Whether a node draws in the dtype of a tensor, as ``torch.empty(8).uniform_()`` does."""
+    """Return True if a node draws in the dtype of a tensor: ``torch.empty(8).uniform_()``."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name.partition(".")[0].rstrip("_") in _DRAWS_FROM
 
 
 def _is_made_narrow(node: torch.fx.Node) -> bool:
-    """Whether a node makes floating numbers of none, in torch's default dtype: ``torch.eye(8)``."""
+    """Return True if a node without floating-point inputs has a float result: ``torch.eye(8)``."""
     if not node.op.startswith("call_") or not _is_narrow(value_of(node)):
         return False
     given = map(value_of, node.all_input_nodes)
@@ -135,20 +140,20 @@ def _is_narrow(value: Any) -> bool:
 
 
 def _drawn_in(node: torch.fx.Node) -> torch.dtype | None:
-    """The dtype of the random numbers that a node makes; ``None`` where it makes none."""
+    """Return the dtype of the random numbers that a node of ``_DRAWS`` makes; else ``None``."""
     drawn = value_of(node)
     of_torch = getattr(node.target, "overloadpacket", node.target) in _DRAWS
     return drawn.dtype if of_torch and isinstance(drawn, torch.Tensor) else None
 
 
 def _draw_as_eager(node: torch.fx.Node) -> None:
-    """Draw the numbers that eager draws, and widen those."""
+    """Make the node draw in eager's dtype, and convert the result to float64."""
     node.kwargs = {**node.kwargs, "dtype": _drawn_in(node)}
     _widen_after(node)
 
 
 def _widen_after(node: torch.fx.Node) -> None:
-    """Have all users of a node take its value in float64."""
+    """Make all users of a node read its value in float64."""
     with node.graph.inserting_after(node):
         wide = node.graph.call_method("double", (node,))
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)

@@ -1,19 +1,19 @@
 """Proof of work: a backend that only returns the graph it was given has compiled nothing.
 
-Backends often give up by returning ``gm``, ``gm.forward`` or ``lambda *args: gm(*args)``. To call
-the result would not tell: the numbers are right, and an engine must not be run to be recognised.
-So the callable is unwrapped, one layer at a time, until the graph or something unknown is found::
+Backends often give up by returning ``gm``, ``gm.forward`` or ``lambda *args: gm(*args)``. A call
+would not show this, because the numbers are right; and this check must not run an engine. So the
+callable is unwrapped, one layer at a time, until the graph or something unknown is found::
 
     partial(f) -> f          obj.method -> its function        lambda *args: g(*args) -> g
 
 A function is unwrapped if it only passes its arguments on. Its source may be missing, so bytecode
-is compared: composer writes down the function that passes on arguments of these names, has this
-interpreter compile it, and compares the two (:func:`_passes_on`). Invariants:
+is compared: composer writes a function that only passes on arguments of the same names, compiles it
+with this interpreter, and compares the bytecode of both (:func:`_passes_on`). Invariants:
 
-- Nothing of the backend's is called.
-- A function that does anything else, such as to change the order of its arguments, counts as work,
-  and so does all that is not written in Python.
-- No name of an instruction of any Python version is used.
+- No code of the backend is called.
+- A function that does anything else, such as changing the order of its arguments, counts as work.
+  So does any callable that is not written in Python.
+- The check uses no instruction names, so it does not depend on the Python version.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _UNKNOWN = object()
 
 
 def proven(compiled: object, original: torch.fx.GraphModule | None) -> Callable[..., Any]:
-    """``compiled``, if it is a callable that does more than run the untouched graph.
+    """Return ``compiled`` if it is a callable that does more than run the unchanged graph.
 
     Args:
-        compiled: What a backend returned.
-        original: The graph that it was given. A graph that the backend changed counts as its work.
-            ``None`` checks only that the backend returned a callable.
+        compiled: The object that a backend returned.
+        original: The graph that the backend was given. A graph that the backend changed counts as
+            work. With ``None``, only the type of ``compiled`` is checked.
 
     Raises:
-        Refusal: ``rejected`` with ``returned_original``, or with ``output_mismatch`` for what
-            cannot be called.
+        Refusal: ``rejected`` with ``returned_original``, or with ``output_mismatch`` if
+            ``compiled`` cannot be called.
     """
     if compiled is None:
         refuse(Status.REJECTED, Reason.RETURNED_ORIGINAL, "the backend returned None")
@@ -61,12 +61,12 @@ def proven(compiled: object, original: torch.fx.GraphModule | None) -> Callable[
 
 
 def outputs_of(returned: Any) -> Any:
-    """What an engine returned, if it is a tuple or a list, as a graph returns.
+    """Return the outputs of an engine unchanged, if they are a tuple or a list.
 
-    Dynamo takes outputs by index. Of a single tensor it would take a row.
+    Dynamo takes outputs by index. From a single tensor it would take a row.
 
     Raises:
-        Refusal: ``rejected`` with ``output_mismatch``, where it is neither.
+        Refusal: ``rejected`` with ``output_mismatch``, if they are neither.
     """
     if not isinstance(returned, tuple | list):
         found = "None" if returned is None else f"a {type(returned).__name__}"
@@ -76,7 +76,7 @@ def outputs_of(returned: Any) -> Any:
 
 
 def _passed_on_to(compiled: object) -> Iterator[object]:
-    """The callable, then the callable that it passes its arguments on to, and so on."""
+    """Yield the callable, then the callable that it passes its arguments on to, and so on."""
     seen: list[object] = []
     while compiled is not _UNKNOWN and not any(compiled is each for each in seen):
         yield compiled
@@ -85,7 +85,7 @@ def _passed_on_to(compiled: object) -> Iterator[object]:
 
 
 def _next_hop(compiled: object) -> object:
-    """The callable that this one passes its arguments on to, if that is all that it does."""
+    """Return the callable that this one passes its arguments on to, if it does nothing else."""
     unwrapped = _torch.breaks.undisabled(compiled)
     if unwrapped is not compiled:
         return unwrapped
@@ -108,11 +108,11 @@ _RUNS_THE_GRAPH = frozenset({"forward", "_lazy_forward", "__call__", "call_wrapp
 
 
 def _callee(function: object, owner: object = _UNKNOWN) -> object:
-    """What ``function`` calls, if a call with its own arguments is all that it does.
+    """Return the callable that ``function`` calls with its own arguments, if it does nothing else.
 
     Args:
         function: Any object.
-        owner: The object that a method belongs to; it is not passed on.
+        owner: The object that a method belongs to. It is not passed on as an argument.
     """
     if not isinstance(function, types.FunctionType):
         return _UNKNOWN
@@ -136,7 +136,7 @@ def _callee(function: object, owner: object = _UNKNOWN) -> object:
 
 
 def _first_free(function: types.FunctionType) -> object:
-    """The value of the first variable that a function takes from the one around it."""
+    """Return the value of a function's first free variable."""
     assert function.__closure__ is not None
     try:
         return function.__closure__[0].cell_contents
@@ -145,10 +145,10 @@ def _first_free(function: types.FunctionType) -> object:
 
 
 def _passes_on(function: types.FunctionType, callee: str, skipped: int) -> bool:
-    """Whether the function calls ``callee`` with its own arguments, and does nothing else.
+    """Return True if the function calls ``callee`` with its own arguments and does nothing else.
 
     Args:
-        function: It is not called.
+        function: The function to look at. It is not called.
         callee: A variable, or an attribute of one: ``self.gm.forward``.
         skipped: How many of the first arguments are not passed on.
     """
@@ -171,11 +171,11 @@ _PASSED = {
 
 
 def _is_same(code: types.CodeType, source: str) -> bool:
-    """Whether a function, within one that has its free variables, compiles to this code."""
+    """Return True if ``source``, nested in a function with those free variables, compiles to it."""
     around = f"def around({', '.join(code.co_freevars)}):\n  {source}"
     try:
         pattern = compile(around, "<pattern>", "exec", dont_inherit=True)
-    except SyntaxError:  # names of variables that Python itself made
+    except SyntaxError:  # Python generated a variable name that cannot be written in source
         return False
     for _ in ("around", "run"):
         pattern = next(each for each in pattern.co_consts if isinstance(each, types.CodeType))
@@ -183,5 +183,5 @@ def _is_same(code: types.CodeType, source: str) -> bool:
 
 
 def _keywords(code: types.CodeType) -> list[tuple[object, ...]]:
-    """The names by which a function passes arguments on as keywords."""
+    """Return the tuples among the constants: keyword names by which arguments are passed on."""
     return [each for each in code.co_consts if isinstance(each, tuple)]

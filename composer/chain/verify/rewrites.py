@@ -1,9 +1,9 @@
-"""Runs the passes that come before every candidate, and holds passes to what they declare.
+"""Runs the passes that come before every candidate, and checks ``keeps_numbers`` of all passes.
 
-An engine is compared with the eager fallback, which runs the same passes. So what a pass changes is
-never
-found there. A pass that declares ``keeps_numbers`` is compared here, before the first candidate:
-the graph that it left is run like a candidate for the graph without it.
+An engine is compared with the eager fallback, which runs the same passes. That comparison cannot
+find an error of a pass. So a pass that declares ``keeps_numbers`` is compared here, before the
+first candidate: the graph that the pass left is verified like a candidate against the graph without
+the pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from composer.records import BEFORE_AUTOGRAD, GraphRequest, PassRecord
 from composer.system import control_flow
 
 Rewritten = tuple[GraphRequest, SharedPasses, tuple[PassRecord, ...]]
-"""The graph as the passes left it, the passes that are still to run, and records of the others."""
+"""The rewritten graph, the passes that are still to run, and records of the passes that ran."""
 
 
 def rewrite(request: GraphRequest, shared: SharedPasses, bounds: Bounds | None) -> Rewritten:
@@ -37,7 +37,7 @@ def rewrite(request: GraphRequest, shared: SharedPasses, bounds: Bounds | None) 
     Args:
         request: The captured graph.
         shared: The passes of the policy.
-        bounds: How far numbers may be off; ``None`` where the policy compares none.
+        bounds: How far numbers may be off; ``None`` if the policy does not compare numbers.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
@@ -55,7 +55,7 @@ def rewrite(request: GraphRequest, shared: SharedPasses, bounds: Bounds | None) 
 class _Check:
     """Compares the graph that a pass left with the captured graph.
 
-    Behind a pass that may change numbers it is compared with the graph that this one left.
+    After a pass that may change numbers, later passes are compared with the graph that it left.
     """
 
     def __init__(self, request: GraphRequest, bounds: Bounds) -> None:
@@ -65,10 +65,10 @@ class _Check:
         self._given: torch.fx.GraphModule | None = request.gm
 
     def __call__(self, each: GraphPass, before: Snapshot, after: torch.fx.GraphModule) -> None:
-        """Compare what a pass left, if it declares that it keeps numbers.
+        """Compare the graph that a pass left, if the pass declares that it keeps numbers.
 
         Raises:
-            Refusal: the numbers are others.
+            Refusal: the numbers differ.
         """
         if not each.keeps_numbers:
             self._given = None
@@ -82,9 +82,10 @@ class _Check:
 def _hold_later(
     request: GraphRequest, shared: SharedPasses, records: tuple[PassRecord, ...], bounds: Bounds
 ) -> Rewritten:
-    """Drop passes of the later stages that do not keep numbers, though they declare it.
+    """Drop passes of the later stages that change numbers although they declare to keep them.
 
-    The eager fallback with each of them is compared with the eager fallback with none of them.
+    The eager fallback with all such passes removed is the reference. The passes are added back one
+    at a time, and the eager fallback is compared with the reference after each.
     """
     declared = [p for p in shared.passes if p.keeps_numbers and p.stage not in BEFORE_AUTOGRAD]
     dropped = list(declared)
@@ -116,15 +117,17 @@ def _but_for(shared: SharedPasses, dropped: list[GraphPass]) -> SharedPasses:
 def _is_compared(
     rewritten: Callable[..., Any], request: GraphRequest, shared: SharedPasses, bounds: Bounds
 ) -> bool:
-    """Whether all numbers of a rewritten graph were compared, and are those of the graph before.
+    """Return True if all numbers of a rewritten graph were compared with the graph before.
+
+    False if the comparison itself failed, for lack of memory for instance.
 
     Raises:
-        Refusal: they are others.
+        Refusal: the numbers differ.
     """
     try:
         return verify(rewritten, request, shared, bounds, BuildFacts())
     except (Refusal, PassError):
         raise
-    except BaseException as error:  # noqa: BLE001  # of comparing, as for memory: it says so by False
+    except BaseException as error:  # noqa: BLE001  # an error of the comparison, such as lack of memory
         control_flow.pass_on(error)
         return False

@@ -18,7 +18,7 @@ from composer.tools.bench.ranking import EAGER, Ranking, Standing
 
 
 def obstacle(ranking: Ranking) -> str:
-    """Why no policy follows: no engine was measured that is right. Empty where one was."""
+    """Return why no policy follows: no engine with right numbers was measured. Empty if one was."""
     if any(each.latency is not None and not each.wrong for each in ranking.candidates):
         return ""
     if not any(each.graphs or each.refusals for each in ranking.standings):
@@ -28,7 +28,7 @@ def obstacle(ranking: Ranking) -> str:
 
 
 def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
-    """A book with a rule for each name that the model's graphs have, in the shape of the TOML.
+    """Return a policy book, as a table, with a rule for each name that the model's graphs have.
 
     The chain has the candidates that were right and not surely slower than eager, the quickest
     first. ``select`` is ``"first"`` where that one was surely ahead on the whole model. It is
@@ -71,12 +71,12 @@ def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -
 
 
 def _found_only(asked: str) -> str:
-    """What a file has to be named for: :mod:`composer.config` refuses it where it is only found."""
+    """Return a comment on a setting that :mod:`composer.config` refuses in a file only found."""
     return f"COMPOSER_CONFIG or composer.configure has to name this file: it would {asked}."
 
 
 def _latency(each: Standing) -> float:
-    """Seconds of a call of one that was measured."""
+    """Return the seconds of a call of an engine that was measured."""
     assert each.latency is not None
     return each.latency
 
@@ -88,7 +88,10 @@ def _good(ranking: Ranking) -> Iterator[Standing]:
 
 
 def _objection(each: Standing, ranking: Ranking) -> str:
-    """Why a candidate is left out; empty where it is not. Doubtful figures leave none out."""
+    """Return why a candidate is left out; empty if it is kept.
+
+    With doubtful figures, no candidate is left out for being slow.
+    """
     if each.wrong or each.latency is None:
         why = " | ".join(first_line(refusal) for refusal in each.refusals)
         return why or "took no graph"
@@ -114,7 +117,7 @@ def _is_clear(good: list[Standing], ranking: Ranking) -> bool:
 
 
 def _is_sure(each: Standing, eager: Standing) -> bool:
-    """Whether it is known to be no slower than eager; a tie goes to the engine."""
+    """Return True if it is known to be no slower than eager; a tie goes to the engine."""
     return each.is_surely_ahead_of(eager, 1 / select.TIE)
 
 

@@ -1,4 +1,4 @@
-"""How fast each engine, and composer's own choice, runs a whole model: measured side by side.
+"""Measures how fast each engine, and composer's own choice, runs a whole model.
 
 Each candidate compiles the model by itself, as ``verify = "compile"`` has it, and so does composer
 with the whole chain and ``select = "fastest"``. Calls of the model, eager's among them, are then
@@ -46,7 +46,7 @@ EAGER = "eager"
 COMPOSER = "composer, fastest"
 
 ENOUGH_ROUNDS = 7
-"""With fewer rounds no spread is given, and no engine is chosen for good."""
+"""With fewer rounds no spread is given, and the policy does not fix an engine."""
 
 UNDER_LOAD = "Other programs were using the cores: measure again when the machine is idle."
 
@@ -66,12 +66,12 @@ _WRONG = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast one is as another, over the rounds that both took part in.
+    """The speed of one participant relative to another, over the rounds that both took part in.
 
     Attributes:
         median: The median of the ratios of the single rounds.
-        p25: Their lower quartile.
-        p75: Their upper quartile.
+        p25: The lower quartile of these ratios.
+        p75: The upper quartile of these ratios.
         rounds: How many rounds there were.
     """
 
@@ -89,18 +89,18 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What became of one way to run the model.
+    """The result for one way to run the model.
 
     Attributes:
-        label: The candidate as a table names it; ``eager`` and ``composer, fastest`` are none.
-        candidate: As a chain holds it.
+        label: The name in tables: a candidate's, ``eager`` or ``composer, fastest``.
+        candidate: The candidate as a chain holds it; ``None`` for the other two.
         graphs: How many graphs Dynamo made of the model.
-        served: How many of them each engine serves; ``eager`` those that none does.
-        seconds: What the first call took, compiling included.
+        served: How many graphs each engine serves; ``eager`` counts those without an engine.
+        seconds: Seconds of the first call, compiling included.
         error: The largest relative error against eager, of the graphs that were compared.
-        refusals: Why it does not serve the others, a sentence each.
-        wrong: Whether a graph was refused for what it computed.
-        turns: Seconds a call, one for each round that it took part in.
+        refusals: Why it does not serve the other graphs, a sentence each.
+        wrong: True if a graph was refused because its numbers were wrong.
+        turns: Seconds of a call, one for each round that it took part in.
         models: The names by which policies match those graphs.
     """
 
@@ -117,34 +117,34 @@ class Standing:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Those that serve a graph."""
+        """The engines that serve a graph."""
         return tuple(name for name in self.served if name != EAGER)
 
     @property
     def latency(self) -> float | None:
-        """Seconds of a call, the median of its rounds; ``None`` where it was not measured."""
+        """Seconds of a call, the median of its rounds; ``None`` if it was not measured."""
         return statistics.median(self.turns) if self.turns else None
 
     def over(self, other: Standing) -> Ratio | None:
-        """How many times as fast as another; ``None`` where either was not measured."""
+        """Return the speed relative to another; ``None`` if either was not measured."""
         mine, theirs = self._beside(other)
         if not mine.turns:
             return None
         return Ratio(*times_as_fast(mine.turns, theirs.turns), rounds=len(mine.turns))
 
     def is_surely_ahead_of(self, other: Standing, margin: float) -> bool:
-        """Whether it is faster by more than ``margin``, and chance can be ruled out."""
+        """Return True if it is faster by more than ``margin``, and chance can be ruled out."""
         mine, theirs = self._beside(other)
         return select.surely_ahead(mine.turns, theirs.turns, margin)
 
     def _beside(self, other: Standing) -> tuple[Standing, Standing]:
-        """Both with the rounds that both were in."""
+        """Return both standings with only the rounds that both took part in."""
         rounds = min(len(self.turns), len(other.turns))
         mine, theirs = (dataclasses.replace(e, turns=e.turns[:rounds]) for e in (self, other))
         return mine, theirs
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; ``None`` for what is not known."""
+        """Return a dict for JSON, with ``None`` for unknown values."""
         return {
             "label": self.label,
             "graphs": self.graphs,
@@ -160,9 +160,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What was found for one model: eager first, then the candidates as given, then composer.
+    """The results for one model: eager first, then the candidates as given, then composer.
 
-    ``under_load`` says that other programs kept taking the cores while it was measured.
+    ``under_load`` is True if other programs kept taking the cores during the measurement.
     """
 
     model: str
@@ -178,7 +178,7 @@ class Ranking:
 
     @property
     def doubt(self) -> str:
-        """Why these figures decide nothing: a sentence, empty where they can be relied on."""
+        """Why these figures are not reliable, in a sentence; empty if they are."""
         if self.under_load:
             return UNDER_LOAD
         rounds = min((len(each.turns) for each in self.standings if each.turns), default=0)
@@ -196,16 +196,16 @@ class Ranking:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What policies match its graphs by: the model's name, unless it is called in other ways.
+        """The names by which policies match the model's graphs; usually the model's name only.
 
-        A graph is named for the frame that it is of. That can be a module within the model, where
-        Dynamo gave up on the model's own, or the function behind a ``functools.partial``.
+        A graph is named after its frame. That is a module within the model if Dynamo gave up on
+        the model's own frame, and the function behind a ``functools.partial``.
         """
         found = dict.fromkeys(name for each in self.standings for name in each.models)
         return tuple(found) or (self.model,)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, with each one's ratio to eager."""
+        """Return a dict for JSON, with each participant's ratio to eager."""
         names = ("median", "p25", "p75", "rounds")
         rows = []
         for each in self.standings:
@@ -226,19 +226,19 @@ def rank(
 ) -> Ranking:
     """Compile a model by each candidate and by composer, and time all against eager.
 
-    The policy in force holds for whatever is not said here. Inputs, buffers, gradients and the
-    random state are left as they were.
+    All other settings come from the policy in force. Inputs, buffers, gradients and the random
+    state are left as they were.
 
     Args:
         subject: The model and the arguments of a call.
-        chain: Candidates as a policy's chain has them; by default all engines that are here.
+        chain: Candidates as in a policy's chain; by default all engines available here.
         training: Time forward and backward, with gradients; otherwise calls without gradients.
-        seconds: What timing may take; builds are not counted.
+        seconds: How long timing may take; builds are not counted.
         remember: Keep the verdict of composer's own choice for programs with the same chain.
 
     Raises:
-        OptionError: a candidate has an option that its engine does not know, there is none beside
-            eager, or the policy in force is malformed.
+        OptionError: a candidate has an option that its engine does not know, there is no candidate
+            besides eager, or the policy in force is malformed.
         UnknownNameError: a candidate's name, or one in the policy, is nearly a known one.
         RankingError: the model writes to its inputs, or there was no time for two calls of each.
         Exception: whatever the model itself raises.
@@ -261,7 +261,7 @@ def rank(
 
 
 def engines_here(request: GraphRequest) -> list[Candidate]:
-    """The engines that would take such a graph on this machine; Inductor freezing as well."""
+    """Return the engines that accept such a graph here, Inductor with freezing among them."""
     found = []
     for name in BACKENDS.names():
         if name == EAGER or not is_here(name, request):
@@ -284,7 +284,10 @@ def _chain(given: Sequence[Any], request: GraphRequest) -> list[Candidate]:
 
 
 def _refuse_writes(subject: Subject, request: GraphRequest) -> None:
-    """Run the model once. One that writes to its inputs would be timed on ever other numbers."""
+    """Run the model once, and refuse it if it writes to its inputs.
+
+    Each call of such a model would be timed on other numbers.
+    """
     tensors = [each for each in request.example_inputs if isinstance(each, torch.Tensor)]
     before = [each._version for each in tensors if not each.is_inference()]
     buffers = clones.Buffers(request)
@@ -305,7 +308,7 @@ def _compiled(
     *,
     remember: bool = False,
 ) -> tuple[Standing, ModelCall | None]:
-    """Compile the model and call it once; nothing to run where no graph has an engine."""
+    """Compile the model and call it once; the callable is ``None`` if no graph has an engine."""
     now: dict[str, Any] = {"verify": "compile", "locked": False}
     now["select"] = {"by": "first" if candidate else "fastest", "background": False}
     if candidate is not None:
@@ -359,9 +362,9 @@ def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileR
 def _timed(
     found: Sequence[tuple[Standing, ModelCall | None]], request: GraphRequest, seconds: float
 ) -> tuple[tuple[Standing, ...], bool]:
-    """The standings with their turns, and whether there was a load.
+    """Return the standings with their times, and True if there was a load.
 
-    Composer's is first in line, so that a tie leaves it in.
+    Composer's standing is the first in order, so that it stays in at a tie.
     """
     places = [i for i, (_, run) in enumerate(found) if run is not None]
     order = sorted(places, reverse=True)  # eager, the first, is the eager fallback: it stands last

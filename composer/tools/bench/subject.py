@@ -1,7 +1,7 @@
-"""A model and one call of it, as one graph: what measures graphs can measure whole models by it.
+"""Wraps a model and one call of it as one graph, so that code that times graphs can time models.
 
-The graph calls the model as a module. What Dynamo makes of the model, and in how many graphs, does
-not show in it.
+The graph has one node that calls the model as a module. It does not show how many graphs Dynamo
+makes of the model.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Subject:
         return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
 
     def call(self, model: Model | None = None) -> Any:
-        """Call the model, or what stands for it."""
+        """Call the model, or another callable in its place."""
         return (self.model if model is None else model)(*self.args, **self.kwargs)
 
     def flat(self, model: Model) -> Callable[..., tuple[Any, ...]]:
-        """A model as a function of the flat inputs that gives flat outputs."""
+        """Return the model as a function from flat inputs to flat outputs."""
         _, nested = _torch.tensors.flatten((self.args, dict(self.kwargs)))
 
         def run(*leaves: Any) -> tuple[Any, ...]:
@@ -50,7 +50,7 @@ class Subject:
         return run
 
     def request(self) -> GraphRequest:
-        """The call as a graph of one operation. Grad mode is read now."""
+        """Return the call as a graph of one operation, in the current grad mode."""
         leaves, _ = _torch.tensors.flatten((self.args, dict(self.kwargs)))
         graph = torch.fx.Graph()
         inputs = tuple(graph.placeholder(f"input_{i}") for i in range(len(leaves)))
@@ -73,17 +73,17 @@ class _Flat(torch.nn.Module):
 
 
 def subject_of(made: Any, maker: str) -> Subject:
-    """What a factory gave: ``(model, inputs)`` or ``(model, args, kwargs)``.
+    """Return the subject that a factory made: ``(model, inputs)`` or ``(model, args, kwargs)``.
 
     ``inputs`` is a tuple or list of positional arguments, a mapping of arguments by name, or the
     only argument.
 
     Args:
-        made: What it gave.
-        maker: Its name, for the error.
+        made: The return value of the factory.
+        maker: The factory's name, for the error.
 
     Raises:
-        OptionError: it is neither of these.
+        OptionError: ``made`` has neither form.
     """
     parts = tuple(made) if isinstance(made, tuple | list) else ()
     model: Any = parts[0] if parts else None

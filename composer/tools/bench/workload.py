@@ -1,4 +1,4 @@
-"""``module:factory``: the function of a user's that makes a model and what to call it with."""
+"""``module:factory``: a function of the user that makes a model and the arguments of a call."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from composer.tools.bench.subject import Subject, subject_of
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A factory and what it is called with.
+    """A factory and its arguments.
 
     Attributes:
-        target: ``module:factory``, or ``path/script.py:factory``. What the factory gives is as
-            :func:`~composer.tools.bench.subject.subject_of` says.
-        arguments: Given to it by name.
+        target: ``module:factory``, or ``path/script.py:factory``. The factory returns what
+            :func:`~composer.tools.bench.subject.subject_of` describes.
+        arguments: Keyword arguments of the factory.
     """
 
     target: str
@@ -39,18 +39,18 @@ class Workload:
 
     @property
     def is_script(self) -> bool:
-        """Whether the factory stands in a script, whose module has many names."""
+        """True if the factory is in a script, whose module can have several names."""
         return self.target.rpartition(":")[0].endswith(".py")
 
     def build(self, imported: Callable[[], object] = lambda: None) -> Subject:
-        """Import the factory and call it; what it raises is the user's to see.
+        """Import the factory and call it; its own errors are raised unchanged.
 
         Args:
-            imported: Called before the factory is: its module may have configured composer.
+            imported: Called between import and call, since the import may configure composer.
 
         Raises:
-            OptionError: there is no such function, it takes other arguments, or it returned
-                something else.
+            OptionError: there is no such function, it takes other arguments, or its result has
+                another form.
         """
         factory = self._factory()
         self._check_arguments(factory)
@@ -86,7 +86,7 @@ class Workload:
 
 
 def _module(name: str) -> ModuleType:
-    """Found as ``python -m`` finds it: the working directory comes first."""
+    """Import a module as ``python -m`` does: the working directory comes first."""
     if name.startswith(".") or "/" in name:
         raise OptionError(f"{name!r} is no module's name; the path of a script ends in .py")
     working_directory_first()
@@ -99,13 +99,13 @@ def _module(name: str) -> ModuleType:
 
 
 def working_directory_first() -> None:
-    """Have modules of the working directory found, as ``python -m composer`` finds them."""
+    """Let imports find modules of the working directory first, as ``python -m composer`` does."""
     if not sys.flags.safe_path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
 
 
 def _script(path: Path) -> ModuleType:
-    """As a module of its name, with its folder first, as ``python script.py`` has it."""
+    """Import a script as a module, with its folder first on the path, as ``python script.py``."""
     if not path.exists():
         raise OptionError(f"there is no script {str(path)!r}")
     spec = importlib.util.spec_from_file_location(path.stem, path)

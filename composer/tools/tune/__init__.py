@@ -1,4 +1,4 @@
-"""``composer tune``: verdicts for many models, before anybody waits for them.
+"""``composer tune``: finds verdicts for many models ahead of their use.
 
 A plan (:mod:`~composer.tools.tune.plan`) becomes jobs; a job is done in a process of its own
 (:mod:`~composer.tools.tune.work`), on this machine or on each type of machine of a Ray cluster

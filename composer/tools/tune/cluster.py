@@ -1,8 +1,8 @@
-"""The jobs of a plan on a Ray cluster: each of them once on every type of machine.
+"""Runs the jobs of a plan on a Ray cluster: each job once on every type of machine.
 
-A verdict is good for machines that are alike, so the nodes are asked what they are, and each job
-is done by one node of each kind. A node does one job at a time, with all its processors and cards
-reserved: what runs beside it would be measured as well.
+A verdict holds for machines of the same type. So the nodes are asked for their type, and each job
+is done by one node of each type. A node does one job at a time, with all its processors and GPUs
+reserved, because other work on it would disturb the measurement.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from composer.tools.tune.work import perform, this_machine
 
 @dataclass
 class _Kind:
-    """The nodes that are alike, and the jobs that none of them has begun."""
+    """The nodes of the same type, and the jobs that none of them has begun."""
 
     nodes: list[Any] = field(default_factory=list)
     jobs: deque[Job] = field(default_factory=deque)
 
 
 class Node:
-    """Does jobs on the machine it runs on; made by Ray there."""
+    """A Ray actor that does jobs on its machine."""
 
     def describe(self) -> str:
-        """What the machine is."""
+        """Return the description of the machine."""
         return this_machine()
 
     def perform(self, job: Job, limits: Limits, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Do one job, with as many threads as torch takes where nobody reserves processors."""
+        """Do one job, with torch's default number of threads, not Ray's limit."""
         os.environ.pop("OMP_NUM_THREADS", None)
         os.environ.update(environment)
         return perform(job, limits)
@@ -50,14 +50,14 @@ def on_ray(
     environment: Mapping[str, str],
     working_dir: str | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Results as they come: what :func:`~composer.tools.tune.work.perform` says, and ``machine``.
+    """Yield results as they come: those of :func:`~composer.tools.tune.work.perform`, ``machine``.
 
     Args:
-        jobs: For every kind of machine.
-        limits: Of each job.
-        address: Of the cluster; ``"auto"`` finds the one of this machine, ``"local"`` starts one.
-        environment: Variables for the jobs, the store of verdicts among them.
-        working_dir: A folder that the nodes are given a copy of, and import from.
+        jobs: The jobs, each to be done on every type of machine.
+        limits: The limits of each job.
+        address: The cluster's address; ``"auto"`` finds this machine's, ``"local"`` starts one.
+        environment: Environment variables for the jobs, such as the store of verdicts.
+        working_dir: A folder that is copied to the nodes, which import from it.
 
     Raises:
         OptionError: Ray is not installed, or there is no such cluster.
@@ -82,7 +82,7 @@ def on_ray(
 
 
 def _kinds(ray: Any, jobs: Sequence[Job]) -> dict[str, _Kind]:
-    """A pinned actor on every node that is alive, by what its machine is."""
+    """Start an actor on every node that is alive, and group them by the type of machine."""
     pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     nodes = []
     for each in ray.nodes():
@@ -100,7 +100,7 @@ def _kinds(ray: Any, jobs: Sequence[Job]) -> dict[str, _Kind]:
 def _results(
     ray: Any, kinds: Mapping[str, _Kind], limits: Limits, environment: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """A node that is done with a job is given the next; one that is lost leaves them to others."""
+    """Give each free node the next job, and yield results; other nodes replace a lost one."""
     under_way: dict[Any, tuple[str, Any, Job]] = {}
 
     def give(name: str, node: Any) -> None:

@@ -1,4 +1,4 @@
-"""What to tune: models, the shapes of each, and what of the policy differs for them."""
+"""Reads plans of what to tune: models, the shapes of each, and fields of the policy for them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Job(BaseModel):
 
     Attributes:
         target: ``module:factory``, see :class:`~composer.tools.bench.workload.Workload`.
-        arguments: What the factory is called with.
-        training: Whether gradients are on for the call.
-        dynamic: ``torch.compile``'s.
-        options: Fields of :class:`~composer.Policy`, over those of the policy in force.
+        arguments: The keyword arguments of the factory.
+        training: True if gradients are on for the call.
+        dynamic: ``torch.compile``'s ``dynamic``.
+        options: Fields of :class:`~composer.Policy`, which override the policy in force.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,7 +81,7 @@ class PlannedModel(BaseModel):
         return options
 
     def jobs(self) -> Iterator[Job]:
-        """One for each shape."""
+        """The jobs, one for each shape."""
         rest: dict[str, Any] = self.model_dump(exclude={"target", "shapes"})
         for shape in self.shapes:
             yield Job(target=self.target, arguments=shape, **rest)
@@ -104,13 +104,13 @@ class Plan(BaseModel):
 
 
 def read_jobs(sources: list[str]) -> list[Job]:
-    """The jobs of plans and of single factories, in the order given.
+    """Return the jobs of plans and of single factories, in the order given.
 
     Args:
-        sources: Paths of TOML files, and ``module:factory``.
+        sources: Paths of TOML files, or ``module:factory``.
 
     Raises:
-        OptionError: naming every key and value of a plan that is wrong.
+        OptionError: a plan has wrong keys or values, all of which the error names.
     """
     return [job for source in sources for job in _jobs_of(source)]
 

@@ -1,7 +1,7 @@
-"""The work of one job, in a process of its own: compile a model, call it once, say what came of it.
+"""Does one job in a child process: compiles a model, calls it once, and returns the result.
 
-The verdict is written as it would be for any user who asks for the fastest engine; one that is
-there already is not measured again, so that a plan that was cut short can go on.
+The verdict is kept as for any user who asks for the fastest engine. If there is a verdict already,
+nothing is measured again, so a plan that was interrupted can continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from composer.tools.tune.plan import Job
 
 
 def this_machine() -> str:
-    """What the machine is, in words; equal on those that verdicts are good for."""
+    """Return a description of the machine; it is equal on machines that can share verdicts."""
     return ", ".join(hardware.describe("cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -29,8 +29,8 @@ def perform(job: Job, limits: subprocesses.Limits) -> dict[str, Any]:
     """Do a job in a child process.
 
     Returns:
-        ``job``, ``graphs`` (what :func:`_row` says of each), ``seconds``, and ``error``, empty
-        where there was none.
+        A dict of ``job``, ``graphs`` (the result of :func:`_row` for each), ``seconds``, and
+        ``error``, which is empty if there was none.
     """
     began = time.perf_counter()
     try:
@@ -45,7 +45,7 @@ def perform(job: Job, limits: subprocesses.Limits) -> dict[str, Any]:
 
 
 def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
-    """In the child: build the model, compile it with ``select = "fastest"``, and call it."""
+    """Build a model, compile it with ``select = "fastest"``, and call it; runs in the child."""
     job: Job = pickle.loads(payload)
     ready()
     session.current().fills_store = True
@@ -71,9 +71,9 @@ def _compile_and_call(job: Job) -> None:
 
 
 def _row(report: CompileReport) -> dict[str, Any]:
-    """Who serves a graph, and what was measured; ``why`` where nothing was.
+    """Return which engine serves a graph and its times; ``why`` says why there are none.
 
-    ``unkept`` says why the verdict is not where others look for it.
+    ``unkept`` says why the verdict could not be put where other processes look for it.
     """
     timing = _timing(report)
     measured = timing if isinstance(timing, dict) else {}
@@ -95,9 +95,10 @@ def _row(report: CompileReport) -> dict[str, Any]:
 
 
 def _timing(report: CompileReport) -> Any:
-    """Of who serves: a name may stand in the chain more than once.
+    """Return the times of the engine that serves; its name may stand in the chain several times.
 
-    Where the captured graph does, and is no candidate, the others were measured against it.
+    If the captured graph serves and is not a candidate, its time is taken from the times of a
+    candidate, which was measured against it.
     """
     for each in report.attempts:
         if each.accepted:
@@ -111,4 +112,4 @@ def _timing(report: CompileReport) -> Any:
 _KEEPS_NONE = "the policy has none remembered (strict, or [cache] verdicts = 0)"
 
 _OF_ALL = ("eager_ms", "seconds", "under_load", "measured", "remembered_in")
-"""What is said with each candidate's times, and is the same for all."""
+"""The entries of a candidate's times that are the same for all candidates."""
