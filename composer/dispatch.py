@@ -16,8 +16,8 @@ The steps, in order, and the package that each of them lives in:
 6. :mod:`composer.runtime` stands around every call of the compiled graph, and answers when its
    engine fails at run time.
 
-:mod:`composer.store` keeps on disk what the next process can use, and :mod:`composer.runtime.saved`
-is what torch writes to a file when it saves a compiled function.
+:mod:`composer.system.disk` keeps on disk what later processes can use.
+:mod:`composer.runtime.saved` is what torch writes to a file when it saves a compiled function.
 """
 
 from __future__ import annotations

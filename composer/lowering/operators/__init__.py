@@ -30,19 +30,23 @@ from composer.lowering.operators import (
 from composer.lowering.operators.entry import Operators
 
 _FAMILIES = (
-    *(
-        arithmetic,
-        attention,
-        convolution,
-        creation,
-        draws,
-        elementwise,
-        fused,
-        lists,
-        norms,
-        orders,
-    ),
-    *(places, pool_gradients, pools, products, reductions, shapes, special),
+    arithmetic,
+    attention,
+    convolution,
+    creation,
+    draws,
+    elementwise,
+    fused,
+    lists,
+    norms,
+    orders,
+    places,
+    pool_gradients,
+    pools,
+    products,
+    reductions,
+    shapes,
+    special,
 )
 
 
