@@ -30,7 +30,7 @@ from composer.policy import (
     Policy,
     Select,
     check_mode,
-    owned,
+    copied,
     read_policy,
 )
 from composer.wording import Hinting, Location, in_words
@@ -108,11 +108,11 @@ def read(source: Source) -> PolicyBook:
     if source is None:
         return PolicyBook()
     if isinstance(source, PolicyBook):
-        return cast(PolicyBook, owned(source))
+        return cast(PolicyBook, copied(source))
     if isinstance(source, Policy):
-        return PolicyBook(defaults=owned(source))
+        return PolicyBook(defaults=copied(source))
     if isinstance(source, Mapping):
-        return _validated(owned(source), "")
+        return _validated(copied(source), "")
     if isinstance(source, str | Path):
         return _read_file(Path(source).absolute())
     what = "a policy is a PolicyBook, a Policy, a mapping shaped like the TOML, or a file's path"
@@ -141,15 +141,15 @@ def table_in(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """
     if path.name != PROJECT_FILE:
         return content
-    found = _of_project(content)
-    if found is None:
+    table = _table_of_project(content)
+    if table is None:
         raise OptionError(f"{path} has no table [tool.composer]")
-    if not isinstance(found, dict):
-        raise OptionError(f"{path}: [tool.composer] is one table, not {found!r}")
-    return found
+    if not isinstance(table, dict):
+        raise OptionError(f"{path}: [tool.composer] is one table, not {table!r}")
+    return table
 
 
-def _of_project(table: Mapping[str, Any]) -> Any:
+def _table_of_project(table: Mapping[str, Any]) -> Any:
     """Return composer's table of a ``pyproject.toml``; ``None`` if there is none."""
     tools = table.get("tool", {})
     return tools.get("composer") if isinstance(tools, dict) else None
@@ -172,7 +172,7 @@ def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
 def validated(
     table: Mapping[str, Any],
 ) -> tuple[PolicyBook | None, list[tuple[Location, str]]]:
-    """Return the book of a table, or raise an error that names each mistake and its place."""
+    """Return the book of a table, or ``None`` and each mistake with its place."""
     try:
         return PolicyBook.model_validate(dict(table)), []
     except ValidationError as error:
@@ -185,9 +185,9 @@ def file_in_working_directory() -> Path | None:
     if own.is_file():
         return own.absolute()
     project = Path(PROJECT_FILE)
-    if project.is_file() and _of_project(_load(project.absolute())) is not None:
-        return project.absolute()
-    return None
+    if not project.is_file() or _table_of_project(_load(project.absolute())) is None:
+        return None
+    return project.absolute()
 
 
 def file_in_force(configured: Source) -> Path | None:
@@ -241,11 +241,11 @@ word: Inductor's ``cpp.cxx``, ``cuda.cuda_cxx``, ``cuda.cutlass_dir``, ``rocm.ro
 
 def _refuse_as_found(book: PolicyBook, path: Path) -> None:
     """Refuse a file that was only found, if it has settings that only the user may ask for."""
-    asked = list(for_the_user_to_say(book, path.parent))
-    if asked:
+    settings = [f"may not {setting}" for setting in for_the_user_to_say(book, path.parent)]
+    if settings:
         raise OptionError(
             f"{path} was found only because it lies in the working directory, so it "
-            f"{'; and it '.join(f'may not {each}' for each in asked)}. "
+            f"{'; and it '.join(settings)}. "
             "To have it all the same, point at it by COMPOSER_CONFIG or composer.configure"
         )
 
@@ -255,26 +255,22 @@ def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
 
     These are code to import, programs and files given to engines, and a place to send verdicts to.
     """
-    policies = (book.defaults, *book.models)
-    chain = [candidate for policy in policies for candidate in policy.chain]
-    passes = [
-        each.get("pass") if isinstance(each, Mapping) else each
-        for policy in policies
-        for each in policy.passes
-    ]
-    named = (*(candidate.backend for candidate in chain), *passes)
-    code = [each for each in named if names_code(each)]
+    names: list[Any] = []
+    engines: list[tuple[str, dict[str, Any]]] = []
+    for policy in (book.defaults, *book.models):
+        names += [candidate.backend for candidate in policy.chain]
+        names += [each.get("pass") if isinstance(each, Mapping) else each for each in policy.passes]
+        engines += [(candidate.name, candidate.options) for candidate in policy.chain]
+    code = [str(name) for name in names if names_code(name)]
     if code:
-        yield f"import code: {', '.join(map(str, code))} (an entry point gives it a name)"
-    given = [*((each.name, each.options) for each in chain), *book.backends.items()]
-    told = [
-        f"{engine} {option}"
-        for engine, options in given
-        for option, value in options.items()
-        if _names_a_file(option, value, folder)
-    ]
-    if told:
-        yield f"tell engines of programs and files: {', '.join(told)}"
+        yield f"import code: {', '.join(code)} (an entry point gives it a name)"
+    files: list[str] = []
+    for engine, options in (*engines, *book.backends.items()):
+        for option, value in options.items():
+            if _names_a_file(option, value, folder):
+                files.append(f"{engine} {option}")
+    if files:
+        yield f"tell engines of programs and files: {', '.join(files)}"
     if book.cache.store:
         yield "say where verdicts are sent: [cache] store (COMPOSER_VERDICT_STORE says it)"
 
@@ -287,7 +283,8 @@ def _names_a_file(option: str, value: Any, folder: Path) -> bool:
         return any(_names_a_file(option, each, folder) for each in value)
     if not isinstance(value, str) or not value:
         return False
-    return bool(_OF_FILES.search(option) or not _WORD.fullmatch(value) or (folder / value).exists())
+    is_plain = _WORD.fullmatch(value) and not _OF_FILES.search(option)
+    return not is_plain or (folder / value).exists()
 
 
 _using: ContextVar[tuple[PolicyBook | OptionError, ...]] = ContextVar("composer_using", default=())
@@ -348,7 +345,7 @@ def resolve(
     except (OptionError, UnknownNameError) as mistake:
         if not is_disabled():
             raise
-        return dataclasses.replace(merge([_disabled()], {}), disregarded=str(mistake))
+        return dataclasses.replace(merge([_disabled_layer()], {}), disregarded=str(mistake))
 
 
 def _resolved(
@@ -365,33 +362,38 @@ def _resolved(
         _books_of_contexts,
         lambda: check_mode(mode),
     )
-    given = (own.model, *(book.defaults.model for book in reversed(inner)))
-    graph = dataclasses.replace(graph, names=(*graph.names, next(filter(None, given), "")))
-    layers = [
-        *_meant_by(mode),
-        *book.layers(graph),
-        *(dataclasses.replace(each, name="using") for b in inner for each in b.layers(graph)),
-        Layer("options", own),
-        *switches,
-    ]
     _refuse_slips(book.backends, file_in_force(configured) if book.backends else None)
-    for each in inner:
-        _refuse_slips(each.backends)
-    rules = merge(layers, _options_of_engines((book, *inner)), installed)
+    models = (own.model, *(each.defaults.model for each in reversed(inner)))
+    name = next(filter(None, models), "")  # the innermost that gives one
+    graph = dataclasses.replace(graph, names=(*graph.names, name))
+    layers = [*_layers_of_mode(mode), *book.layers(graph)]
+    engines = dict(book.backends)
     cache, distributed = book.cache, book.distributed
     for each in inner:
+        _refuse_slips(each.backends)
+        layers += [Layer("using", layer.policy) for layer in each.layers(graph)]
+        for name, options in each.backends.items():
+            engines[name] = engines.get(name, {}) | options
         cache, distributed = over(cache, each.cache), over(distributed, each.distributed)
-    if store := os.environ.get("COMPOSER_VERDICT_STORE"):
+    rules = merge([*layers, Layer("options", own), *switches], engines, installed)
+    store = os.environ.get("COMPOSER_VERDICT_STORE")
+    if store:
         cache = cache.model_copy(update={"store": store})
     return dataclasses.replace(rules, cache=cache, distributed=distributed)
 
 
 def _books_of_contexts() -> list[PolicyBook]:
-    found = _using.get()
-    mistakes = [str(each) for each in found if isinstance(each, OptionError)]
+    """Return the books of the contexts; raise one error that names the mistakes of all."""
+    books: list[PolicyBook] = []
+    mistakes: list[str] = []
+    for entry in _using.get():
+        if isinstance(entry, PolicyBook):
+            books.append(entry)
+        else:
+            mistakes.append(str(entry))
     if mistakes:
         raise OptionError("; ".join(mistakes))
-    return [each for each in found if isinstance(each, PolicyBook)]
+    return books
 
 
 @contextmanager
@@ -410,25 +412,19 @@ def named_origin(layer: str, configured: Source) -> Iterator[None]:
     try:
         yield
     except (OptionError, UnknownNameError) as mistake:
-        if place := _place(layer, configured):
-            raise type(mistake)(f"{place}: {mistake}") from mistake
-        raise
+        place = _place(layer, configured)
+        if not place:
+            raise
+        raise type(mistake)(f"{place}: {mistake}") from mistake
 
 
 def _place(layer: str, configured: Source) -> str:
     if layer.startswith("COMPOSER_"):
         return layer
-    file = file_in_force(configured) if layer.startswith(("defaults", "models[")) else None
+    if not layer.startswith(("defaults", "models[")):
+        return ""
+    file = file_in_force(configured)
     return f"{file}: {layer}" if file else ""
-
-
-def _options_of_engines(books: Iterable[PolicyBook]) -> dict[str, dict[str, Any]]:
-    """Merge the options that books give engines, option by option; later books override earlier."""
-    found: dict[str, dict[str, Any]] = {}
-    for book in books:
-        for name, options in book.backends.items():
-            found[name] = {**found.get(name, {}), **options}
-    return found
 
 
 def _refuse_slips(engines: Iterable[str], file: Path | None = None) -> None:
@@ -444,7 +440,7 @@ def _refuse_slips(engines: Iterable[str], file: Path | None = None) -> None:
         raise UnknownNameError(f"{where}table 'backends': {'; '.join(mistakes)}")
 
 
-def _meant_by(mode: str | None) -> Iterator[Layer]:
+def _layers_of_mode(mode: str | None) -> Iterator[Layer]:
     """Yield the layer of ``torch.compile``'s mode, if any; every other layer overrides it."""
     if mode == "max-autotune":
         yield Layer("mode", read_policy({"chain": AUTO, "select": "fastest"}))
@@ -465,17 +461,19 @@ def _all_of(*steps: Callable[[], Any]) -> list[Any]:
 
 def _switches() -> Iterator[Layer]:
     """Yield the switches of the environment, as layers that override the program's settings."""
-    if names := _chain_on_call():
+    names = _names_in_chain_variable()
+    if names:
         yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
-    if word := os.environ.get("COMPOSER_SELECT"):
-        yield Layer("COMPOSER_SELECT", _selecting(word))
+    word = os.environ.get("COMPOSER_SELECT")
+    if word:
+        yield Layer("COMPOSER_SELECT", _select_policy(word))
     if "COMPOSER_STRICT" in os.environ:
         yield Layer("COMPOSER_STRICT", read_policy({"strict": is_on("COMPOSER_STRICT")}))
     if is_on("COMPOSER_DISABLE"):
-        yield _disabled()
+        yield _disabled_layer()
 
 
-def _selecting(word: str) -> Policy:
+def _select_policy(word: str) -> Policy:
     try:
         return read_policy({"select": word})
     except OptionError:
@@ -483,9 +481,9 @@ def _selecting(word: str) -> Policy:
         raise OptionError(f"COMPOSER_SELECT is {word!r}, and should be {words}") from None
 
 
-def _disabled() -> Layer:
-    off = {"chain": ["eager"], "select": "first", "passes": [], "locked": False}
-    return Layer("COMPOSER_DISABLE", read_policy(off))
+def _disabled_layer() -> Layer:
+    fields = {"chain": ["eager"], "select": "first", "passes": [], "locked": False}
+    return Layer("COMPOSER_DISABLE", read_policy(fields))
 
 
 def is_disabled() -> bool:
@@ -493,7 +491,7 @@ def is_disabled() -> bool:
     return os.environ.get("COMPOSER_DISABLE", "").strip().lower() in _ON
 
 
-def _chain_on_call() -> list[str]:
+def _names_in_chain_variable() -> list[str]:
     """Return the names in ``COMPOSER_CHAIN``.
 
     Raises:
@@ -513,7 +511,7 @@ def switch_on_call() -> str:
     """
     if is_on("COMPOSER_DISABLE"):
         return "COMPOSER_DISABLE"
-    if _chain_on_call():
+    if _names_in_chain_variable():
         return "COMPOSER_CHAIN"
     return "COMPOSER_SELECT" if os.environ.get("COMPOSER_SELECT") else ""
 

@@ -1,11 +1,12 @@
 """What the user asks for: which engines in which order, and what happens when all refuse.
 
-A policy is put together from layers (:mod:`composer.layers`), each a :class:`Policy` of which only
-the fields that were set count.
+A policy is merged from layers (:mod:`composer.layers`). Each layer is a :class:`Policy`, of which
+only the fields that were set count.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -33,27 +34,27 @@ from composer.wording import Hinting, in_words
 DEFAULT_CHAIN = ("tensorrt", "inductor", "onnxrt")
 
 AUTO = "auto"
-"""In a chain: every engine of composer's that is installed and can serve the graph's device."""
+"""In a chain, stands for all of composer's engines that are installed and can serve the device."""
 
 
-def _no_truth_value(value: Any) -> Any:
+def _refuse_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("Input should be a number")
     return value
 
 
-_NUMBER = BeforeValidator(_no_truth_value)
-"""Pydantic would take ``True`` for a second, or for all of a graph."""
+_NUMBER = BeforeValidator(_refuse_bool)
+"""Refuses ``True``, which Pydantic would read as the number 1."""
 
 
-def _the_whole_number(version: Any) -> Any:
+def _check_version(version: Any) -> Any:
     if type(version) is not int:  # True and 1.0 are equal to 1
         raise ValueError("the version of the format is the whole number 1")
     return version
 
 
-FormatVersion = Annotated[Literal[1], BeforeValidator(_the_whole_number)]
-"""Of a file that a person may edit."""
+FormatVersion = Annotated[Literal[1], BeforeValidator(_check_version)]
+"""The version of the format of a file that a person may edit."""
 
 Share = Annotated[float, Field(ge=0.0, le=1.0), _NUMBER]
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False), _NUMBER]
@@ -62,32 +63,33 @@ Calls = Annotated[int, Field(ge=1), _NUMBER]
 AtLeastZero = Annotated[float, Field(ge=0.0, allow_inf_nan=False), _NUMBER]
 
 FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-"""What all tables of a policy file have in common; docstrings are the schema's descriptions."""
+"""The configuration of every table of a policy file. The schema takes its texts from docstrings."""
 
 
 class Match(BaseModel):
-    """Which graphs something holds for; a key that is not given holds for all."""
+    """A condition on graphs. A graph must match every key that is given."""
 
     model_config = FROZEN
 
     model: str | None = None
-    """A glob over the name of the class or function that is compiled: the one whose frame Dynamo
-    traces, the one that the program compiled, and the name given by the field ``model``."""
+    """A glob that must match one of the model's names: the class or function whose frame Dynamo
+    traces, the one that the program compiled, or the field ``model`` of the policy."""
 
     device: str | None = None
-    """A glob over the device: ``cpu``, ``cuda``, ``cuda:0``."""
+    """A glob that must match the device: ``cpu``, ``cuda``, ``cuda:0``."""
 
     dtype: str | None = None
-    """A glob over the most common floating dtype of inputs and weights, such as ``float32``."""
+    """A glob that must match the most common floating dtype of inputs and weights, such as
+    ``float32``."""
 
     training: bool | None = None
-    """Whether grad mode is on and an input or a weight requires grad."""
+    """True for graphs compiled in grad mode of which an input or a weight requires grad."""
 
     dynamic: bool | None = None
-    """Whether some size is a symbol."""
+    """True for graphs with a symbolic size."""
 
     def holds(self, graph: Facts) -> bool:
-        """Whether it does for this graph."""
+        """Return True if the graph matches every key that is given."""
         kind = graph.device.partition(":")[0]
         return (
             _matches(self.model, graph.model, *graph.names)
@@ -98,14 +100,14 @@ class Match(BaseModel):
         )
 
     def __str__(self) -> str:
-        """``"device = 'cuda', training = False"``."""
+        """The keys that are given, such as ``"device = 'cuda', training = False"``."""
         given = self.model_dump(exclude_none=True)
         return ", ".join(f"{key} = {value!r}" for key, value in given.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What policies match by. ``names`` are others for the model; empty ones stand for none."""
+    """The facts of a graph that policies match. ``names`` are further names of its model."""
 
     model: str
     device: str
@@ -116,14 +118,9 @@ class Facts:
 
     @staticmethod
     def of(request: GraphRequest) -> Facts:
-        """Those of a captured graph."""
+        """Return the facts of a captured graph."""
         return Facts(
-            model=request.model,
-            device=request.device,
-            dtype=request.dtype,
-            training=request.training,
-            dynamic=request.dynamic,
-            names=request.names,
+            **{each.name: getattr(request, each.name) for each in dataclasses.fields(Facts)}
         )
 
 
@@ -132,46 +129,47 @@ def _matches(glob: str | None, *texts: str) -> bool:
 
 
 class Candidate(BaseModel):
-    """One place in the chain. A limit that is not given is the policy's own."""
+    """One entry of the chain. A limit that it does not give is the policy's."""
 
     model_config = FROZEN
 
     backend: str | Callable[..., Any]
-    """An engine of composer's, the name of any other Dynamo backend, ``dynamo:NAME`` for what
-    Dynamo itself has by a name, ``module:function``, or a callable."""
+    """One of composer's engines, the name of any other Dynamo backend, ``dynamo:NAME`` for the
+    backend that Dynamo itself registers under a name, ``module:function``, or a callable."""
 
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the engine; a callable is given them as the keyword ``options=``."""
+    """The options of the engine. A callable gets them as the keyword argument ``options``."""
 
     min_coverage: Share | None = None
     """The share of the graph's compute nodes that the engine has to take."""
 
     isolate: bool | None = None
-    """Whether a child process builds it first."""
+    """True to build the engine in a child process first."""
 
     timeout: Seconds | None = None
-    """Seconds that it may spend compiling."""
+    """The seconds that the engine may spend compiling."""
 
     memory_limit: MiB | None = None
-    """MiB of memory that its child process may take."""
+    """The MiB of memory that the child process of the engine may take."""
 
     when: Match | None = None
-    """For which graphs it is tried; for others it is skipped."""
+    """The graphs for which the engine is tried. It is skipped for all others."""
 
     @field_validator("backend", mode="before")
     @classmethod
-    def _named(cls, backend: Any) -> Any:
-        """Else there were a sentence for each kind that a value is not of."""
-        if not (backend.strip() if isinstance(backend, str) else callable(backend)):
+    def _check_backend(cls, backend: Any) -> Any:
+        """Refuse other values with one sentence. Pydantic would give one for each type."""
+        is_name = isinstance(backend, str) and bool(backend.strip())
+        if not is_name and not callable(backend):
             table = {"backend": "onnxrt", "options": {}}
             raise ValueError(f"a candidate is a name, a callable or a table such as {table}")
         return backend
 
     @property
     def name(self) -> str:
-        """The backend as the chain spelled it; a callable's ``__name__``.
+        """The backend as the chain spells it. For a callable, this is its ``__name__``.
 
-        That of a callable named as the eager fallback is (``eager``) has its module's before it.
+        A callable that is itself named ``eager`` gets the name of its module in front.
         """
         if isinstance(self.backend, str):
             return self.backend
@@ -182,31 +180,32 @@ class Candidate(BaseModel):
 class Worded(BaseModel):
     """A field of the policy that is one word, or a table whose first key is that word.
 
-    It is equal to a word where no other key has another value than the default.
+    It compares equal to the word if all its other keys have their default values.
     """
 
     model_config = FROZEN
 
     @model_validator(mode="before")
     @classmethod
-    def _of_a_word(cls, given: Any) -> Any:
-        if isinstance(given, Mapping | cls):
-            return given
+    def _table_of_word(cls, value: Any) -> Any:
+        if isinstance(value, Mapping | cls):
+            return value
         words = cls.words()
-        if not isinstance(given, str) or given not in words:
+        if not isinstance(value, str) or value not in words:
             *others, last = map(repr, words)
-            told = f"Input should be {', '.join(others)} or {last}"
-            raise ValueError(f"{told}, or a table of {', '.join(cls.model_fields)}")
-        return {cls.first_key(): given}
+            accepted = f"{', '.join(others)} or {last}"
+            keys = ", ".join(cls.model_fields)
+            raise ValueError(f"Input should be {accepted}, or a table of {keys}")
+        return {cls.first_key(): value}
 
     @classmethod
     def first_key(cls) -> str:
-        """The key that a word stands for."""
+        """Return the key whose value is the word."""
         return next(iter(cls.model_fields))
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """What may stand for a table."""
+        """Return the words that may stand in place of a table."""
         return get_args(cls.model_fields[cls.first_key()].annotation)
 
     @property
@@ -224,7 +223,7 @@ class Worded(BaseModel):
 
     @property
     def spelled(self) -> str | dict[str, Any]:
-        """The word, or the table of the keys that are not as usual, as a file would have it."""
+        """The word, or a table of the keys that differ from their defaults, as a file has it."""
         if self == self.word:
             return self.word
         return {self.first_key(): self.word} | self.model_dump(exclude_defaults=True)
@@ -236,115 +235,115 @@ class Worded(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: Any, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """That of a word, or of the table."""
-        made = handler(core_schema)
-        table = handler.resolve_ref_schema(made)
+        """Return a schema that accepts a word or the table."""
+        schema = handler(core_schema)
+        table = handler.resolve_ref_schema(schema)
         copy = dict(table)
         table.clear()
         table["anyOf"] = [{"type": "string", "enum": list(cls.words())}, copy]
-        return made
+        return schema
 
 
 class Select(Worded):
-    """Who serves a graph."""
+    """How the engine that serves a graph is selected."""
 
     by: Literal["first", "fastest"] = "first"
-    """``first`` takes the first candidate that is accepted. ``fastest`` measures all that are
-    accepted, and eager, on the first real inputs, and keeps the fastest."""
+    """``first`` takes the first candidate that is accepted. ``fastest`` measures eager and all
+    accepted candidates on the first real inputs, and keeps the fastest."""
 
     seconds: Seconds | None = None
-    """How long measuring one graph may take. By default it is 15 % of the seconds that building
-    the candidates took, at least 1 s and at most 5 s, besides a first call of each."""
+    """The seconds that measuring one graph may take, besides a first call of each candidate. By
+    default this is 15 % of the time that building the candidates took, between 1 s and 5 s."""
 
     background: bool = False
-    """Under ``fastest`` the first candidate that is accepted serves at once, and the others are
-    built and measured beside the calls. It does not hold under ``strict``, nor for ``memory``."""
+    """Under ``fastest``, True lets the first accepted candidate serve at once. The others are built
+    and measured between the calls. It has no effect under ``strict`` or for ``memory``."""
 
     objective: Literal["latency", "amortised", "memory"] = "latency"
-    """``latency`` compares the times of a call. ``amortised`` adds to each the seconds of the
-    candidate's build, divided by ``calls``. ``memory`` takes the candidate of the least memory
-    among those that take at most the share ``within`` longer than the fastest."""
+    """``latency`` compares the times of a call. ``amortised`` adds the build time of the candidate,
+    divided by ``calls``. ``memory`` takes the candidate that needs the least memory, among those
+    that are slower than the fastest by at most the share ``within``."""
 
     calls: Calls = 10_000
-    """Over how many calls ``amortised`` spreads the seconds of a build."""
+    """The number of calls over which ``amortised`` spreads the build time."""
 
     within: Share = 0.1
-    """By which share a candidate may be slower than the fastest under ``memory``."""
+    """The share by which a candidate may be slower than the fastest under ``memory``."""
 
 
 class Verify(Worded):
-    """Whether, and how closely, a candidate's numbers are compared with eager's.
+    """When a candidate's numbers are compared with eager's, and how closely.
 
-    A number may be off by ``atol + rtol * max(|eager's|, rms of eager's)``.
+    A number may differ by ``atol + rtol * max(|eager's|, rms of eager's)``.
     """
 
     when: Literal["off", "compile", "sample"] = "off"
-    """``compile`` compares outputs, written inputs and buffers and, in training, gradients on the
-    first real inputs before a candidate is accepted. ``sample`` compares calls later as well, but
-    for their gradients."""
+    """``compile`` compares a candidate on the first real inputs, before it is accepted: outputs,
+    written inputs, buffers and, in training, gradients. ``sample`` also compares later calls,
+    without their gradients."""
 
     every: Calls = 100
-    """Under ``sample``, a call in how many is compared."""
+    """Under ``sample``, one call in this many is compared."""
 
     rtol: AtLeastZero | None = None
-    """The relative tolerance; by default that of the dtype."""
+    """The relative tolerance. The default depends on the dtype."""
 
     atol: AtLeastZero | None = None
-    """The absolute tolerance; by default that of the dtype."""
+    """The absolute tolerance. The default depends on the dtype."""
 
 
 class Precision(Worded):
-    """What products and convolutions of float32 are computed in on the CPU."""
+    """The precision of float32 matrix products and convolutions on the CPU."""
 
     mode: Literal["fp32", "bf16", "auto"] = "fp32"
-    """``bf16`` is bfloat16. ``auto`` tries each engine in bfloat16 first, in inference, and takes
-    it so if it is no further from eager than ``max_error`` on the first real inputs."""
+    """``bf16`` is bfloat16. ``auto`` tries each engine in bfloat16 first, in inference. The engine
+    is accepted in bfloat16 if its error on the first real inputs is at most ``max_error``."""
 
     max_error: Annotated[float, Field(gt=0.0), _NUMBER] = 0.01
-    """How far what is computed in bfloat16 may be off: the largest error in a value over the
-    largest number in it."""
+    """The largest error that is accepted in bfloat16: the largest difference in a tensor, divided
+    by the largest magnitude in it."""
 
 
 class OnRuntimeError(Worded):
     """What happens when an accepted engine raises at a call."""
 
     action: Literal["fallback", "raise"] = "fallback"
-    """``fallback`` lets the captured graph answer that call, and the next candidate those that
-    follow. ``raise`` lets the error through."""
+    """``fallback`` lets the captured graph answer that call. The next candidate serves the calls
+    that follow. ``raise`` lets the error reach the caller."""
 
     retry_after: Calls | None = None
-    """After how many calls of the graph the engine is compiled for it again, twice as many after
-    each further failure. By default it stays in quarantine."""
+    """The number of calls after which the engine is compiled again for the graph. The number
+    doubles after each further failure. By default the engine stays in quarantine."""
 
 
 class Cache(BaseModel):
-    """What a process keeps on disk for the next ones, and looks for there."""
+    """What processes share on disk."""
 
     model_config = FROZEN
 
     failures: AtLeastZero = 7.0
-    """Days for which a candidate that crashed, took too long or failed to build is not tried again
-    on the same graph by any process; 0 keeps none. Under ``strict`` everything is tried."""
+    """Days for which no process tries a candidate again on a graph for which it crashed, timed out
+    or failed to build. 0 keeps no failures. Under ``strict``, every candidate is tried."""
 
     verdicts: AtLeastZero = 30.0
-    """Days for which ``select = "fastest"`` goes straight to the engine that was measured to be the
-    fastest, in any process; 0 keeps none. Under ``strict`` everything is measured."""
+    """Days for which ``select = "fastest"`` uses the engine that a process has measured to be the
+    fastest, without measuring again. 0 keeps no verdicts. ``strict`` always measures."""
 
     artefacts: AtLeastZero = 2.0
-    """GiB that the ONNX models which engines were built from may take; 0 keeps none."""
+    """GiB that exported ONNX models may take on disk. 0 keeps none."""
 
     store: str | None = None
-    """The path, or any URL that ``fsspec`` knows, of a folder by which machines share verdicts."""
+    """The folder through which machines share verdicts: a path or any URL of ``fsspec``."""
 
 
 class Distributed(BaseModel):
-    """How the ranks of ``torch.distributed`` come to take the same engine."""
+    """How the ranks of ``torch.distributed`` agree on an engine."""
 
     model_config = FROZEN
 
     timeout: AtLeastZero = 60.0
-    """Seconds that a rank waits for the others, so that all take the same engine for the same
-    graph; 0 does not ask them."""
+    """Seconds that a rank waits for the others, so that all use the same engine for the same graph.
+    With 0, ranks do not ask one another."""
 
 
 class Policy(Hinting):
@@ -353,91 +352,94 @@ class Policy(Hinting):
     model_config = FROZEN
 
     chain: tuple[Candidate, ...] = tuple(Candidate(backend=name) for name in DEFAULT_CHAIN)
-    """The candidates in the order in which they are tried; ``eager`` is always the last resort."""
+    """The candidates, in the order in which they are tried. ``eager`` always comes last."""
 
     select: Select = Select()
-    """Who serves a graph: the first candidate that is accepted, or the fastest."""
+    """The candidate that serves a graph: the first that is accepted, or the fastest."""
 
     passes: tuple[Any, ...] = ()
-    """The shared passes in the order in which they run: names, ``module:Class``, or tables
-    ``{ pass = ..., field = value }``; in code also objects of :class:`~composer.passes.GraphPass`,
-    Inductor's custom passes, functions, and at most one ``CustomPartitionerFn``."""
+    """The shared passes, in the order in which they run: names, ``module:Class``, or tables
+    ``{ pass = ..., field = value }``. Code may also give objects of
+    :class:`~composer.passes.GraphPass`, Inductor's custom passes, functions, and at most one
+    ``CustomPartitionerFn``."""
 
     verify: Verify = Verify()
-    """Whether a candidate's numbers are compared with eager's."""
+    """When a candidate's numbers are compared with eager's."""
 
     precision: Precision = Precision()
-    """What products and convolutions of float32 are computed in on the CPU."""
+    """The precision of float32 matrix products and convolutions on the CPU."""
 
     strict: bool = False
-    """Any candidate that is not accepted raises at once."""
+    """True raises an error for the first candidate that is not accepted."""
 
     on_exhausted: Literal["eager", "raise"] = "eager"
-    """``eager`` runs the captured graph itself where no candidate is accepted; ``raise`` gives
+    """If no candidate is accepted, ``eager`` runs the captured graph, and ``raise`` raises
     ``ChainExhausted``."""
 
     on_pass_error: Literal["skip", "raise"] = "skip"
-    """``skip`` rolls a failing pass back and records it; ``raise`` gives ``PassError``."""
+    """If a pass fails, ``skip`` undoes and records it, and ``raise`` raises ``PassError``."""
 
     on_runtime_error: OnRuntimeError = OnRuntimeError()
     """What happens when an accepted engine raises at a call."""
 
     freeze: Freeze = "auto"
-    """Whether engines take weights in where grad mode is off; a change of one is seen at the next
-    call. ``auto``: those that share the weights' memory do. ``true``: Inductor folds them into its
-    code as well. ``false``: all are inputs of every call."""
+    """Which engines take weights in when grad mode is off. A changed weight is seen at the next
+    call. ``auto``: engines that share the memory of the weights. ``true``: also Inductor, which
+    folds weights into its code. ``false``: none; weights are inputs of every call."""
 
     min_coverage: Share = 0.5
-    """The share of a graph's compute nodes that an engine has to take; the rest runs as eager."""
+    """The share of a graph's compute nodes that an engine has to take. Eager runs the rest."""
 
     timeout: Seconds | None = None
-    """Seconds that a candidate may spend compiling, in a child process and here."""
+    """Seconds that a candidate may spend compiling, in a child process and in this process."""
 
     memory_limit: MiB | None = None
-    """MiB of physical memory that a child process may take, the 300 of an interpreter with torch
-    included."""
+    """MiB of physical memory that a child process may take. An interpreter with torch takes 300."""
 
     isolate: bool = False
-    """Build each candidate in a child process first, and run it once there: one that crashes, exits
-    or hangs is not built here."""
+    """True builds each candidate in a child process first, and runs it once there. A candidate that
+    crashes, exits or hangs is not built in this process."""
 
     model: str | None = None
-    """The model's name in records and rules; by default the class or function that is compiled."""
+    """The model's name in records and rules. By default it is the compiled class or function."""
 
     locked: bool = False
-    """The file ``composer.lock`` says which candidate of the chain serves each graph."""
+    """True takes the candidate for each graph from the file ``composer.lock``."""
 
     @field_validator("chain", mode="before")
     @classmethod
-    def _spell_out(cls, chain: Any) -> Any:
-        """Let a bare name or callable stand for a candidate without options."""
+    def _check_chain(cls, chain: Any) -> Any:
+        """Make a candidate without options of a bare name or callable."""
         if chain == AUTO:
             return ({"backend": AUTO},)
         if isinstance(chain, str) or not isinstance(chain, list | tuple):
             raise ValueError(f"a chain is a list such as ['onnxrt', 'inductor'], or {AUTO!r}")
         if not chain:
             raise ValueError("a chain needs a candidate; ['eager'] runs without an engine")
-        return tuple(
-            each if isinstance(each, Candidate | Mapping) else {"backend": each} for each in chain
-        )
+        is_table = (Candidate, Mapping)
+        return tuple(each if isinstance(each, is_table) else {"backend": each} for each in chain)
 
     @field_validator("passes", mode="before")
     @classmethod
-    def _listed(cls, passes: Any) -> Any:
+    def _check_passes(cls, passes: Any) -> Any:
         if not isinstance(passes, list | tuple):
             raise ValueError("passes is a list, such as ['fold_batch_norm']")
         return tuple(passes)
 
     @property
     def key(self) -> str:
-        """Text of all that decides how a graph is compiled and served; equal in every process."""
+        """A text of all settings that affect the compile of a graph; equal in every process.
+
+        Keys of a table that its word turns off are left out.
+        """
         chain = [(c.name, sorted(c.options.items()), c.min_coverage, c.when) for c in self.chain]
         limited: tuple[Policy | Candidate, ...] = (self, *self.chain)
         limits = [(each.isolate, each.timeout, each.memory_limit) for each in limited]
         answers = (self.strict, self.on_exhausted, self.on_pass_error, self.on_runtime_error.action)
+        select = self.select.model_copy(update=_NOT_IN_KEY)
         parts = (
             *(chain, limits, answers, self.min_coverage, self.freeze),
-            "" if self.select.by == "first" else self.select.model_copy(update=_DECIDE_NOTHING),
+            "" if select.by == "first" else select,
             "" if self.verify.when == "off" else self.verify,
             "" if self.precision.mode == "fp32" else self.precision,
         )
@@ -445,7 +447,7 @@ class Policy(Hinting):
 
     @classmethod
     def hint_for(cls, key: str) -> str:
-        """What to write instead of an unknown key; empty where nobody knows."""
+        """Return a hint what to write instead of an unknown key; empty if there is none."""
         if key in NOW:
             return f"it is now {NOW[key]}"
         if key in ("cache", "distributed"):
@@ -459,62 +461,63 @@ class Policy(Hinting):
         return f"an option of an engine stands in the chain, such as {candidate}"
 
 
-_DECIDE_NOTHING = {"seconds": None, "background": False}
-"""How long measuring may take, and when it is done, make no other graph."""
+_NOT_IN_KEY = {"seconds": None, "background": False}
+"""Keys of ``select`` that do not change what is compiled."""
 
 
 def check_mode(mode: str | None) -> None:
-    """Know ``torch.compile``'s modes, as the installed torch has them.
+    """Check that the installed torch knows a mode of ``torch.compile``.
 
     Raises:
-        OptionError: the mode is none of them.
+        OptionError: it does not.
     """
-    known = () if mode is None else _torch.inductor.modes()
-    if mode is not None and mode not in known:
+    if mode is None:
+        return
+    known = _torch.inductor.modes()
+    if mode not in known:
         guess = did_you_mean(mode, known)
         raise OptionError(f"unknown mode {mode!r}{guess} (accepted: {', '.join(known)})")
 
 
-def fields_of(given: Any) -> dict[str, Any]:
-    """The fields that ``options=`` or another mapping sets, or a policy; ``None`` sets nothing.
+def fields_of(options: Any) -> dict[str, Any]:
+    """Return the fields that ``options`` sets: a policy, a mapping, or ``None`` for no fields.
 
     Raises:
-        OptionError: it is none of these.
+        OptionError: ``options`` has another type.
     """
-    if given is None:
+    if options is None:
         return {}
-    if isinstance(given, Policy):
-        return {name: getattr(given, name) for name in given.model_fields_set}
-    if isinstance(given, Mapping):
-        return dict(given)
+    if isinstance(options, Policy):
+        return {name: getattr(options, name) for name in options.model_fields_set}
+    if isinstance(options, Mapping):
+        return dict(options)
     what = "options are a mapping of fields of composer.Policy, such as {'chain': ['onnxrt']}"
-    raise OptionError(f"{what}, or a composer.Policy, not {given!r}")
+    raise OptionError(f"{what}, or a composer.Policy, not {options!r}")
 
 
-def owned(value: Any) -> Any:
-    """A copy of the dicts and lists in a policy's source, so that later changes do not reach it.
+def copied(source: Any) -> Any:
+    """Return a copy of a policy's source that later changes to its dicts and lists do not reach.
 
-    What they hold besides, such as passes and backends, is not copied.
+    Other values in it, such as passes and backends, are not copied.
     """
-    if isinstance(value, BaseModel):
-        given = {name: owned(getattr(value, name)) for name in value.model_fields_set}
-        return value.model_copy(update=given)
-    if isinstance(value, Mapping):
-        return {key: owned(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [owned(each) for each in value]
-    return tuple(map(owned, value)) if type(value) is tuple else value
+    if isinstance(source, BaseModel):
+        fields = {name: copied(getattr(source, name)) for name in source.model_fields_set}
+        return source.model_copy(update=fields)
+    if isinstance(source, Mapping):
+        return {key: copied(value) for key, value in source.items()}
+    if isinstance(source, list):
+        return [copied(value) for value in source]
+    return tuple(map(copied, source)) if type(source) is tuple else source
 
 
 def read_policy(fields: Mapping[str, Any] | Policy | None) -> Policy:
-    """A policy of these fields, with dicts and lists of its own.
+    """Return a policy of these fields, with dicts and lists of its own.
 
     Raises:
-        OptionError: it is no mapping, or naming every unknown key and value at once.
+        OptionError: ``fields`` is no mapping, or keys or values are wrong. The error names all.
     """
-    given = owned(fields_of(fields))
     try:
-        return Policy.model_validate(given)
+        return Policy.model_validate(copied(fields_of(fields)))
     except ValidationError as error:
         mistakes = (in_words(each, Policy) for each in error.errors())
         raise OptionError("; ".join(mistakes)) from None
@@ -534,4 +537,4 @@ NOW = {
     "verdict_store": "'store' in the table [cache] of a policy file",
     "agree_within": "'timeout' in the table [distributed] of a policy file",
 }
-"""Where fields of earlier policies stand now."""
+"""The present places of fields that earlier policies had."""
