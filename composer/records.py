@@ -1,8 +1,8 @@
-"""The records that flow through a compile: what came in, what was tried, what is kept.
+"""The records that flow through a compile: the graph, the attempts, and the report.
 
-All are frozen; only :class:`Runtime` is live, because it counts calls after the compile. The text
-under each field of a :class:`CompileReport` and of its parts documents that field, and is taken
-over into the committed schema (``telemetry/record.schema.json``).
+All are frozen, except :class:`Runtime`, which counts calls after the compile. The docstrings of the
+fields of :class:`CompileReport` and its parts are also the texts of the committed schema
+(``telemetry/record.schema.json``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DOCUMENTED = ConfigDict(
 
 
 class Status(StrEnum):
-    """What became of one candidate for one graph."""
+    """The result of one attempt: one candidate for one graph."""
 
     SUCCEEDED = "succeeded"
     NOT_CHOSEN = "not_chosen"
@@ -82,7 +82,7 @@ class Reason(StrEnum):
 
 
 EAGER = "eager"
-"""What records call the captured graph's own forward, which serves where no candidate does."""
+"""The name in records of the captured graph's own forward, which serves if no candidate does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +96,32 @@ class GraphInput:
     kind: str
     """``tensor``, ``symbol`` (a dynamic size that Dynamo passes as an integer) or ``scalar``."""
     shape: tuple[int | str, ...] = ()
-    """Sizes, and the names of symbols; empty for what is not a tensor, as the two below."""
+    """The sizes; a symbolic size is its name. Empty if the input is not a tensor."""
     dtype: str = ""
-    """Such as ``float32``."""
+    """The dtype, such as ``float32``. Empty if the input is not a tensor."""
     device: str = ""
-    """Such as ``cpu`` or ``cuda:0``."""
+    """The device, such as ``cpu`` or ``cuda:0``. Empty if the input is not a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRequest:
-    """One graph as Dynamo handed it over, with what every later step asks about it.
+    """One graph as Dynamo captured it, and the facts about it that later steps need.
 
-    Fields that a :class:`CompileReport` has as well are documented there.
+    :class:`CompileReport` documents the fields that it has as well.
 
     Attributes:
-        gm: The graph; once the first passes have run, as they left it.
+        gm: The graph. After the first passes have run, it is their result.
         example_inputs: Tensors and symbols of the first call, in the order of the placeholders.
         weights: Positions in ``example_inputs`` that hold parameters and buffers. A
             ``GraphModule`` that did not come from Dynamo may hold its weights as attributes.
         mode: ``torch.compile``'s mode.
-        names: What policies match the model by, whatever they call it: the class, or the function,
-            whose frame is compiled, and what the program compiled (empty where nobody knows).
-        key_among_ranks: ``graph_key`` without what tells one rank of ``torch.distributed`` from
-            another; empty in a process that is the only rank.
+        names: Names that policies match the model by, besides ``model``: the class or function
+            whose frame is compiled, and the one that the program compiled (empty if unknown).
+        key_among_ranks: ``graph_key`` without the parts that differ between the ranks of
+            ``torch.distributed``. Empty in a process that is the only rank.
         rewritten_by: Names of the passes of the stages ``torch`` and ``aten`` that changed it.
         compared_passes: Names of the passes whose graph was compared with the one before them.
-        alongside: Whether the program runs while this is compiled. The program may then change
+        alongside: True if the program runs while this is compiled. The program may then change
             its weights at any time, so nothing may be restored to an earlier value.
     """
 
@@ -149,22 +149,22 @@ class GraphRequest:
     )
 
     def made_of_graph(self) -> dict[str, Any]:
-        """What was made of ``gm``, by a name, and is kept for the next candidate.
+        """Return a table of results made from ``gm``, which later candidates may use again.
 
-        Requests that are made of this one share it, whichever graph they have.
+        Copies of this request (``dataclasses.replace``) share the tables, one for each graph.
         """
         return self._made.setdefault(self.gm, {})
 
 
 class Stage(StrEnum):
-    """Which graph a pass is given; every stage reaches every engine of the chain and eager.
+    """The form of the graph that a pass gets. Each stage holds for every engine and for eager.
 
     ``TORCH`` is the graph as Dynamo captured it: torch functions, methods, in-place operations.
-    ``ATEN`` is canonical ATen before autograd, one overload per call, what ``torch.export`` trains
-    on. ``JOINT`` is the functional forward and backward in one graph, before they are partitioned
-    (without a backward: the inference graph). ``POST_GRAD`` is functional ATen after that, a
-    forward, a backward or an inference graph. ``PARTITIONER`` is where forward and backward are
-    cut apart; a ``CustomPartitionerFn`` stands there.
+    ``ATEN`` is canonical ATen before autograd, one overload per call, as ``torch.export`` makes it
+    for training. ``JOINT`` is functional ATen: forward and backward in one graph, or an inference
+    graph. ``POST_GRAD`` is functional ATen after the partitioner: a forward, a backward or an
+    inference graph. ``PARTITIONER`` is the step that separates forward and backward; a
+    ``CustomPartitionerFn`` replaces it.
     """
 
     TORCH = "torch"
@@ -175,7 +175,7 @@ class Stage(StrEnum):
 
 
 BEFORE_AUTOGRAD = (Stage.TORCH, Stage.ATEN)
-"""The stages that composer runs once, before every candidate; the others run within each."""
+"""The stages that composer runs once, before all candidates. The others run in each candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +185,21 @@ class PassRecord:
     __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
 
     name: str
-    """The pass's own name; the qualified name of a foreign one."""
+    """The name of the pass. For a foreign pass, its qualified name."""
     stage: str
-    """Which form of the graph it saw: ``torch``, ``aten``, ``joint``, ``post_grad``, ..."""
+    """The form of the graph that it got: ``torch``, ``aten``, ``joint``, ``post_grad``, ..."""
     changed: bool = False
-    """Whether it changed the graph."""
+    """True if it changed the graph."""
     matches: int | None = None
-    """Places that were rewritten; null where the pass does not count them."""
+    """The number of places that it rewrote; null if the pass does not count them."""
     nodes_before: int = 0
-    """Nodes of the graph before it, placeholders and output included."""
+    """Nodes of the graph before the pass, placeholders and output included."""
     nodes_after: int = 0
-    """Nodes of the graph behind it."""
+    """Nodes of the graph after the pass."""
     seconds: float = 0.0
     """Wall-clock time of the pass and of the checks around it."""
     error: str = ""
-    """The rule that the pass broke, and where; it was then rolled back."""
+    """The rule that the pass broke, and where. The pass was then undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,78 +209,80 @@ class Attempt:
     __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
 
     backend: str
-    """As the chain spelled it; a callable's ``__name__``."""
+    """The name of the engine as the chain spells it. For a callable, its ``__name__``."""
     status: Status
-    """What became of it."""
+    """The result of the attempt."""
     reason: Reason | None
-    """Why it was not accepted; null if it was."""
+    """The reason why the candidate was not accepted; null if it was."""
     message: str
-    """What the engine said, for a person."""
+    """A sentence of the engine or of composer, for a person."""
     seconds: float
-    """Wall-clock time from the probe to the verdict."""
+    """Wall-clock time from the probe to the result."""
     coverage: float | None = None
-    """Share of the graph's compute nodes that the engine took, 0.0 to 1.0; null if unsaid."""
+    """Share of the graph's compute nodes that the engine took, 0.0 to 1.0; null if unknown."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """What the engine says of itself: versions, providers, threads. Nothing is decided by it."""
+    """Facts from the engine: versions, providers, threads. They are not used to decide anything."""
     error_type: str = ""
-    """Class of the exception that ended the attempt; empty for a plain no."""
+    """Class of the exception that ended the attempt; empty if the engine only refused."""
     traceback: str = ""
-    """Its traceback; empty for a plain no. Of a remembered failure it is that of its time."""
+    """Traceback of that exception. For a remembered failure, it is from the process that failed."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The candidate's options, as the chain gave them."""
+    """The candidate's options, as the chain gives them."""
     precision: Literal["fp32", "bf16"] | None = None
-    """What the policy had the graph computed in; null where that is the graph's own."""
+    """The precision that the policy asks for; null if it is the graph's own."""
     products_in_fp32: int = 0
-    """In bf16: how many of the first products are in float32 all the same."""
+    """In bf16: the number of matrix products, from the first on, that stay in float32."""
     on_trial: bool = False
-    """Whether it is no loss if it is not accepted: the same backend follows in fp32."""
+    """True if a refusal needs no warning, because the same backend follows in fp32."""
     timing: dict[str, Any] | str | None = None
-    """What was measured of it, or why nothing was; null where the policy does not measure."""
+    """The measured times, or the reason why there are none; null if the policy does not measure."""
 
     def timed(self, timing: dict[str, Any] | str | None) -> Attempt:
-        """The attempt with what was measured of it; it stands in ``engine`` as well."""
-        engine = {name: said for name, said in self.engine.items() if name != "timing"}
-        engine |= {"timing": timing} if timing else {}
+        """Return the attempt with its measured times, which are also put into ``engine``."""
+        engine = dict(self.engine)
+        engine.pop("timing", None)
+        if timing:
+            engine["timing"] = timing
         return dataclasses.replace(self, engine=engine, timing=timing)
 
     @property
     def accepted(self) -> bool:
-        """Whether it succeeded. The last that did serves the graph, if any engine does."""
+        """True if it succeeded. The last attempt that did serves the graph, if any engine does."""
         return self.status is Status.SUCCEEDED
 
     @property
     def who(self) -> str:
-        """The backend, and its precision where that is not the graph's own."""
+        """The backend, and its precision if that is not the graph's own."""
         return f"{self.backend} in bf16" if self.precision == "bf16" else self.backend
 
     def sentence(self) -> str:
         """The attempt in one line, as warnings and errors quote it."""
-        why = f" ({self.reason})" if self.reason else ""
-        said = first_line(self.message) or self.error_type
-        what = f": {said}" if said else ""
-        return f"{self.who} {self.status}{why}{what}"
+        reason = f" ({self.reason})" if self.reason else ""
+        message = first_line(self.message) or self.error_type
+        colon = ": " if message else ""
+        return f"{self.who} {self.status}{reason}{colon}{message}"
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What happened since the compile, as it stood when it was read."""
+    """The counters of a graph since its compile, at the time when they were read."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
 
     calls: int = 0
     """Calls of the compiled graph, from all threads."""
     fallbacks: int = 0
-    """Calls, and backwards, that the eager fallback answered for the engine."""
+    """Calls and backwards that the eager fallback answered because the engine failed."""
     verified: int = 0
     """Calls that were compared with eager."""
     last_error: str = ""
-    """The last error at run time."""
+    """The last error at run time; empty if there was none."""
     seconds: float = 0.0
-    """Host time within those calls, estimated: the first 16 are timed, then one in 16."""
+    """Estimated host time of all calls. The first 16 calls are timed, then one in 16."""
 
 
 class Runtime:
-    """The :class:`Counters` of one graph, live.
+    """Counts the calls of one graph; :meth:`read` returns the :class:`Counters`.
 
     Counting a call takes about 30 ns and loses none between threads: the C iterator
     ``itertools.count`` steps atomically. Reading the count is itself a step of the iterator, so
@@ -313,7 +315,7 @@ class Runtime:
         return f"Runtime({self.read()})"
 
     def __reduce__(self) -> tuple[Callable[[Counters], Runtime], tuple[Counters]]:
-        """A copy starts from the counters as they stand."""
+        """Pickle the present counters; a copy counts on from them."""
         return Runtime, (self.read(),)
 
     @property
@@ -324,12 +326,12 @@ class Runtime:
             return self.tick() - self.reads + 1
 
     def spent(self, seconds: float) -> None:
-        """Add the time of one timed call, and of those that it stands for."""
+        """Add the time of one timed call, multiplied by the number of calls that it represents."""
         with self._lock:
             self.seconds += seconds
 
     def failed(self, error: BaseException, *, answered: bool = False) -> None:
-        """Keep the error of a call, and count it if eager answered in the engine's place."""
+        """Keep the error of a call, and count a fallback if eager ``answered`` the call."""
         with self._lock:
             self.fallbacks += answered
             self.last_error = error_line(error)
@@ -340,17 +342,17 @@ class Runtime:
             self.verified += 1
 
     def read(self) -> Counters:
-        """The counters as they stand now."""
+        """Return the present counters."""
         return Counters(self.calls, self.fallbacks, self.verified, self.last_error, self.seconds)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """In a record its runtime is a table of counters."""
+        """Return the schema of :class:`Counters`, which a record has in place of this object."""
         return no_info_after_validator_function(cls, handler(Counters))
 
 
 class End(NamedTuple):
-    """An attempt, and what ended it: ``None`` where it was accepted, or was slower."""
+    """An attempt, and its error; ``None`` if it was accepted, or was only slower."""
 
     attempt: Attempt
     error: BaseException | None
@@ -358,18 +360,17 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Where a walk along the chain ended.
+    """The result of walking the chain for one graph.
 
     Attributes:
-        ends: The attempts in the order in which they were made, each with what ended it.
-        chosen: Who serves the graph, as the chain spelled it; ``eager`` for the eager fallback.
-        compiled: What serves it.
-        passes: The shared passes that ran within the candidate that serves, or within the eager
-        fallback. bounds: How far what serves may be off eager's numbers
-        (``graphs.comparison.Bounds``);
-            ``None`` where the policy does not compare, and for the eager fallback.
-        ranking: Where candidates were measured, the places in the chain of those that may serve,
-            best first; ``None`` where nothing was measured.
+        ends: The attempts with their errors, in the order in which they were made.
+        chosen: The engine that serves the graph, as the chain spells it, or ``eager``.
+        compiled: The callable that serves the graph.
+        passes: The shared passes that ran within the candidate that serves, or within eager.
+        bounds: How far the numbers of ``compiled`` may be from eager's
+            (``graphs.comparison.Bounds``). ``None`` if the policy does not compare, and for eager.
+        ranking: If candidates were measured, the places in the chain of those that may serve,
+            best first; else ``None``.
     """
 
     ends: tuple[End, ...]
@@ -396,59 +397,61 @@ class CompileReport:
     time: str
     """When the compile ended: UTC, ISO 8601, milliseconds."""
     number: int
-    """Counts the graphs of a process from 1. No two have the same number, after a reset neither."""
+    """The number of the graph in its process, from 1. ``composer.reset`` does not start anew."""
     graph_id: str
-    """Dynamo's compile id, such as ``0/0``; ``direct`` where a backend was called without it."""
+    """Dynamo's compile id, such as ``0/0``; ``direct`` if a backend was called without Dynamo."""
     graph_key: str
     """SHA-256, equal in every process for the same graph, shapes, dtypes, passes and options."""
     model: str
-    """Class or function whose frame is compiled, or the name the policy gives it."""
+    """The class or function whose frame is compiled, or the name that the policy gives it."""
     device: str
     """The most common device of inputs and weights."""
     dtype: str
-    """Their most common floating dtype; of all dtypes if none is floating; empty without any."""
+    """The most common floating dtype of inputs and weights, or the most common dtype if none is
+    floating; empty if there are no tensors."""
     training: bool
-    """Grad mode was on and an input or a weight requires grad."""
+    """True if grad mode was on and an input or a weight requires grad."""
     dynamic: bool
-    """Some size is a symbol."""
+    """True if a size is symbolic."""
     nodes: int
-    """Operations of the captured graph."""
+    """The number of operations of the captured graph."""
     inputs: tuple[GraphInput, ...]
-    """What is passed in at every call, weights left out."""
+    """The inputs of every call, without the weights."""
     policy: tuple[str, ...]
-    """The layers of the policy that spoke, in order."""
+    """The layers of the policy that set a field, in order."""
     passes: tuple[PassRecord, ...] = ()
-    """The shared passes in the order they ran: those that composer ran before every candidate
-    (stages ``torch`` and ``aten``), then those within the candidate that serves the graph."""
+    """The shared passes in the order in which they ran: first those before all candidates (stages
+    ``torch`` and ``aten``), then those within the candidate that serves the graph."""
     attempts: tuple[Attempt, ...]
-    """The candidates in the order they were tried."""
+    """The attempts in the order in which they were made."""
     chosen: str
-    """Who serves the graph, as the chain spelled it; ``eager`` for eager; empty where the
-    policy asked for an error instead."""
+    """The engine that serves the graph, as the chain spells it, or ``eager``; empty if the policy
+    asked for an error instead."""
     seconds: float
-    """The whole time that composer took to compile."""
+    """The whole time that composer took to compile, in seconds."""
     runtime: Runtime = field(default_factory=Runtime, compare=False)
-    """What happened since; live in the process, and as it stood in a record that was written."""
+    """The counters since the compile. They are live in the process; a written record has their
+    values at that time."""
 
     @property
     def label(self) -> str:
-        """Its number, with Dynamo's id as torch's logs have it: ``"3 [0/0]"``."""
+        """The number of the graph and Dynamo's id in the form of torch's logs: ``"3 [0/0]"``."""
         return f"{self.number} [{self.graph_id}]"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, dicts, strings and numbers; the counters as they stand now."""
+        """Return the record as lists, dicts, strings and numbers, with the present counters."""
         return cast(dict[str, Any], plain(self))
 
     def to_json(self, indent: int | None = None) -> str:
-        """:meth:`to_dict` as JSON text."""
+        """Return :meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> CompileReport:
-        """The record that :meth:`to_dict` made; fields that are not known here are left out.
+        """Return the report from a record that :meth:`to_dict` made; unknown fields are ignored.
 
         Raises:
-            RecordError: it has another schema version, or fields are missing or malformed.
+            RecordError: the schema version is another, or fields are missing or malformed.
         """
         if record.get("schema") != SCHEMA_VERSION:
             raise RecordError(
@@ -463,33 +466,33 @@ class CompileReport:
 
 @dataclass(frozen=True, slots=True)
 class WithoutGraph:
-    """What was compiled through composer, and of which Dynamo captured no graph."""
+    """A function or module compiled through composer of which Dynamo captured no graph."""
 
     name: str
     """The class of the module, or the function, as in :attr:`CompileReport.model`."""
     reason: str
-    """What Dynamo says, in one line."""
+    """Dynamo's reason, in one line."""
     file: str
-    """Where it met that, in the user's code."""
+    """The file of the user's code to which the reason applies."""
     line: int
-    """From 1."""
+    """The line in that file, from 1."""
     given_up: bool
-    """All of it runs as plain Python. Otherwise there may be graphs of what comes behind."""
+    """True if all of it runs as plain Python. If False, code after this line may have graphs."""
 
     def __str__(self) -> str:
-        """Name and place, and the reason below."""
+        """The name and the place, and the reason on a second line."""
         place = printable(f"{self.name}  ({self.file}:{self.line})")
         return f"{place}\n  {printable(self.reason)}"
 
 
 @functools.cache
 def _adapter() -> TypeAdapter[CompileReport]:
-    """Made once: it takes 35 ms."""
+    """Return the adapter, which is made once because that takes 35 ms."""
     return TypeAdapter(CompileReport)
 
 
 def plain(value: Any) -> Any:
-    """Turn records, tuples and enums into what JSON knows; anything else into its ``str``."""
+    """Return records, tuples and enums as JSON types, and any other value as its ``str``."""
     if isinstance(value, Runtime):
         value = value.read()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -508,11 +511,11 @@ def plain(value: Any) -> Any:
 
 
 def spelled(name: str, options: Mapping[str, Any]) -> str:
-    """``"onnxrt(threads=2)"``."""
-    given = ", ".join(f"{key}={value}" for key, value in options.items())
-    return f"{name}({given})" if given else name
+    """Return an engine's name with its options: ``"onnxrt(threads=2)"``."""
+    values = ", ".join(f"{key}={value}" for key, value in options.items())
+    return f"{name}({values})" if values else name
 
 
 def printable(text: str) -> str:
-    """A text on one line that moves no cursor: it may come from anybody's file."""
+    """Return a text with control characters replaced: a file may hold terminal commands."""
     return "".join(each if each.isprintable() else " " for each in text)
