@@ -4,29 +4,29 @@
 
     Exception
     ├── ComposerError
-    │   ├── OptionError(ValueError)        a policy field or engine option that nobody knows
-    │   ├── UnknownNameError(LookupError)  a backend's name that nobody knows, close to a known one
-    │   ├── LockError                      ``locked``: a graph is not as ``composer.lock`` has it
+    │   ├── OptionError(ValueError)        a policy field or engine option is unknown or wrong
+    │   ├── UnknownNameError(LookupError)  a name in the chain looks like a misspelling
+    │   ├── LockError                      ``locked``: a graph differs from ``composer.lock``
     │   ├── PassError                      ``on_pass_error="raise"``: a pass broke its contract
     │   ├── PassCheckError(ExceptionGroup) ``passes.check``: every rule that a pass breaks
     │   ├── BackendCheckError(AssertionError) ``testing.check_backend``: rules that an engine breaks
-    │   ├── RecordError(ValueError)        a record in a file is not one of a compile
+    │   ├── RecordError(ValueError)        an object is not the record of a compile
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
     │   ├── RankingError                   ``composer bench``: calls of a model cannot be compared
-    │   ├── Refusal                        an engine says no, with a status and a reason code
+    │   ├── Refusal                        an engine refuses, with a status and a reason code
     │   │   ├── SandboxRefusal             ``isolate``: the build in a sandbox was not accepted
     │   │   └── SharedInputs               a graph writes to an input that shares memory
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
     │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
     └── UserWarning
-        ├── FallbackWarning                a candidate or a pass the user counts on does not run
-        ├── CacheWarning                   what is kept on disk cannot be read or written
-        ├── WeightsWarning                 weights were written to behind torch's back
-        └── TelemetryWarning               a sink failed; what is compiled is not touched by it
+        ├── FallbackWarning                a candidate or a pass was not accepted
+        ├── CacheWarning                   files of the disk cache cannot be read or written
+        ├── WeightsWarning                 weights changed and their version counters did not
+        └── TelemetryWarning               a sink failed, which does not affect the compile
 
-``OptionError``, ``UnknownNameError`` and ``LockError`` are the user's own mistakes: they are raised
-at once and are never a reason to fall back. Dynamo wraps what a backend raises in
-``torch._dynamo.exc.BackendCompilerFailed``; the original is its ``inner_exception``.
+``OptionError``, ``UnknownNameError`` and ``LockError`` are the user's own mistakes. They are raised
+at once and never cause a fallback. Dynamo wraps an error of a backend in
+``torch._dynamo.exc.BackendCompilerFailed``, whose ``inner_exception`` is the original error.
 """
 
 from __future__ import annotations
@@ -301,8 +301,8 @@ def error_line(error: BaseException) -> str:
 
 def import_failure(error: BaseException) -> str:
     """Return why an import failed; with the error's class if it is not an ImportError."""
-    plain = isinstance(error, ImportError | AttributeError)
-    return text_of(error) if plain else class_and_text(error)
+    is_plain = isinstance(error, ImportError | AttributeError)
+    return text_of(error) if is_plain else class_and_text(error)
 
 
 def unwrapped(error: BaseException) -> BaseException:
@@ -322,7 +322,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def chained(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
-    """Yield the errors of :func:`causes`, and the errors that were handled when each was raised.
+    """Yield the error, its causes, the errors handled meanwhile, and the members of groups.
 
     Args:
         error: The error to begin with.
@@ -338,6 +338,8 @@ def chained(error: BaseException, handled: BaseException | None = None) -> Itera
             yield each
             inner = getattr(each, "inner_exception", None)
             waiting += [each.__context__, each.__cause__, inner]
+            if isinstance(each, BaseExceptionGroup):
+                waiting += each.exceptions
 
 
 def without_frames(error: BaseException, handled: BaseException | None) -> BaseException:
@@ -350,8 +352,6 @@ def without_frames(error: BaseException, handled: BaseException | None) -> BaseE
         handled: As for :func:`without_locals`.
     """
     for each in chained(error, handled):
-        for inner in each.exceptions if isinstance(each, BaseExceptionGroup) else ():
-            without_frames(inner, handled)
         each.__traceback__ = None
     return error
 
@@ -367,8 +367,6 @@ def without_locals(error: BaseException, handled: BaseException | None) -> BaseE
             traceback belongs to the program and stays as it is.
     """
     for each in chained(error, handled):
-        for inner in each.exceptions if isinstance(each, BaseExceptionGroup) else ():
-            without_locals(inner, handled)
         traceback.clear_frames(each.__traceback__)
     own = error.__traceback__  # of the caller, which still runs: its frame cannot be cleared
     return error.with_traceback(own and own.tb_next)

@@ -77,9 +77,9 @@ class Answers:
         """Return the callable of an engine, and have its backwards reported from now on."""
         run = _torch.breaks.undisabled(engine.compiled)
         if engine.backwards is not None:
-            told = functools.partial(self._backward_failed, run)
-            may_answer = self._chain.recovers and not self._chain.collective
-            engine.backwards.serve(told, answers=may_answer)
+            report = functools.partial(self._backward_failed, run)
+            recovers = self._chain.recovers and not self._chain.collective
+            engine.backwards.serve(report, recovers=recovers)
         return run
 
     def resume(self, *args: Any) -> Any:

@@ -1,11 +1,16 @@
-"""Guards compiled backwards: if one raises, AOTAutograd's graph of it answers, if possible.
+"""Guards compiled backwards: if one raises, torch computes the gradients in its place, if possible.
 
-A backward runs outside of the call, in autograd. AOTAutograd makes the graph of every backward that
-an engine compiles, and keeps it. The guard is put around the compiled backward when it is made.
-This costs nothing at a call of the forward, and 0.15 us for each argument at a backward.
+A backward does not run within the call of the graph. Autograd runs it later. AOTAutograd makes an
+FX graph of each backward, gives it to the engine to compile, and keeps it. When the engine has
+compiled a backward, :meth:`Backwards.guard` wraps the result. The wrapper calls the engine. It runs
+the kept FX graph instead in two cases:
 
-That graph also computes batched gradients (``is_grads_batched``, a vectorized Jacobian), because
-engines cannot take batched tensors.
+- The engine raised, and its arguments are as they were before. The graph's slot is told of the
+  error, so the next call of the forward has another engine.
+- The gradients are batched (``is_grads_batched``, a vectorized Jacobian). Engines cannot take
+  batched tensors.
+
+The wrapper costs 0.15 us for each argument of a backward, and nothing at a call of the forward.
 """
 
 from __future__ import annotations
@@ -25,32 +30,31 @@ from composer.system import control_flow
 from composer.system.memory import free_memory, lacks_memory
 
 NOTE = (
-    "composer: an engine's backward raised, and what it was given is gone or changed, so nobody "
-    "can answer; the next call of its forward has another engine"
+    "composer: an engine's backward raised, and its arguments are gone or changed, so torch cannot "
+    "compute the gradients; the next call of its forward has another engine"
 )
 
-Told = Callable[[BaseException, bool], None]
+Report = Callable[[BaseException, bool], None]
 
 
 class Backwards:
-    """The backwards of one engine.
+    """The compiled backwards of one engine.
 
-    Until :meth:`serve` is called, errors reach the caller. That is the case while the candidate is
-    tried.
+    While the candidate is tried, errors of a backward reach the caller. :meth:`serve` ends that.
     """
 
     def __init__(self) -> None:
-        self._told: Told | None = None
-        self._answers = False
+        self._report: Report | None = None
+        self._recovers = False
 
-    def serve(self, told: Told, *, answers: bool) -> None:
-        """Report errors from now on, and let torch answer in the engine's place.
+    def serve(self, report: Report, *, recovers: bool) -> None:
+        """Report errors from now on, and let torch compute the gradients in the engine's place.
 
         Args:
-            told: Called with each error, and with True if torch has answered.
-            answers: True if torch may answer at all.
+            report: Called with each error, and with True if torch computed the gradients.
+            recovers: False if errors have to reach the caller all the same.
         """
-        self._told, self._answers = told, answers
+        self._report, self._recovers = report, recovers
 
     def guard(self, built: _torch.backwards.BuiltBackward) -> Callable[[list[Any]], Any]:
         """Return the function that autograd calls in place of a compiled backward.
@@ -61,12 +65,13 @@ class Backwards:
         compiled = _torch.breaks.undisabled(built.compiled)
         # AOTAutograd keeps the graph as it was before the passes of that stage.
         passes = current_build().late
-        stale = passes is not None and passes.rewrites(Stage.POST_GRAD) and not built.exact
+        is_stale = passes is not None and passes.rewrites(Stage.POST_GRAD) and not built.exact
 
         def run(args: list[Any]) -> Any:
-            graph = built.graph() if not stale and _torch.tensors.any_batched(args) else None
-            if graph is not None:
-                return _torch.sources.settled_forward(graph)(*args)
+            if not is_stale and _torch.tensors.any_batched(args):
+                graph = built.graph()
+                if graph is not None:
+                    return _torch.sources.settled_forward(graph)(*args)
             # With retain_graph, a later backward reads the saved tensors again: donate copies.
             if built.donated and _torch.backwards.keeps_graph():
                 args[:] = clones.copy_inputs(args, keep=set(range(len(args))) - set(built.donated))
@@ -75,38 +80,22 @@ class Backwards:
                 return compiled(args)
             except BaseException as error:
                 control_flow.pass_on(error)
-                if self._told is None:
+                if self._report is None:
                     raise
-                intact = before is not None and _versions(args) == before
-                gradients = self._answer(error, built, args, usable=intact and not stale)
-                if gradients is None:
+                is_intact = before is not None and _versions(args) == before
+                graph = built.graph() if self._recovers and is_intact and not is_stale else None
+                if graph is None or built.donated or not _is_repeatable(graph):
+                    if self._recovers:
+                        error.add_note(NOTE)
+                    self._report(error, False)
                     raise
+                if lacks_memory(error):
+                    free_memory()
+                gradients = _torch.sources.settled_forward(graph)(*args)
+                self._report(error, True)
                 return gradients
 
         return _torch.aot.takes_a_list(_torch.breaks.disabled(run))
-
-    def _answer(
-        self,
-        error: BaseException,
-        built: _torch.backwards.BuiltBackward,
-        args: list[Any],
-        *,
-        usable: bool,
-    ) -> Any:
-        """Return the gradients; ``None`` if torch cannot answer and the error has to be raised."""
-        told = self._told
-        graph = built.graph() if usable and self._answers else None
-        if told is None or graph is None or not _repeatable(graph, donated=bool(built.donated)):
-            if told is not None:
-                if self._answers:
-                    error.add_note(NOTE)
-                told(error, False)
-            return None
-        if lacks_memory(error):
-            free_memory()
-        gradients = _torch.sources.settled_forward(graph)(*args)  # raises the program's own errors
-        told(error, True)
-        return gradients
 
 
 def _versions(args: list[Any]) -> list[int | None] | None:
@@ -120,10 +109,10 @@ def _versions(args: list[Any]) -> list[int | None] | None:
         return None
 
 
-def _repeatable(graph: torch.fx.GraphModule, *, donated: bool) -> bool:
+def _is_repeatable(graph: torch.fx.GraphModule) -> bool:
     """Return True if a backward that stopped half-way can be run again with the same result."""
     targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
-    return not (donated or writes.may_write(graph) or any(map(_torch.operators.draws, targets)))
+    return not writes.may_write(graph) and not any(map(_torch.operators.draws, targets))
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def test_backward_that_has_emptied_its_arguments_raises_once() -> None:
     with pytest.raises(RuntimeError, match="no such kernel") as caught:
         run(torch.randn(3, 4)).sum().backward()
     assert "its backward raised" not in str(caught.value)
-    assert "what it was given is gone or changed" in "".join(caught.value.__notes__)
+    assert "its arguments are gone or changed" in "".join(caught.value.__notes__)
     with expect(graphs=0):
         steps(run, module, 2)
     assert (last().chosen, last().attempts[0].reason) == ("second", "raised_at_runtime")
