@@ -60,40 +60,43 @@ def merge(
     """
     policy = Policy()
     origins: dict[str, str] = {}
-    spoke: list[str] = []
+    names: list[str] = []
     for layer in layers:
         policy = over(policy, layer.policy)
-        given = layer.policy.model_fields_set
-        origins |= dict.fromkeys(given, layer.name)
-        spoke += [layer.name] if given else []
-    named = "chain" in origins and all(each.backend != AUTO for each in policy.chain)
-    chain = policy.chain if installed is None else _expanded(policy.chain, installed)
+        fields = layer.policy.model_fields_set
+        if fields:
+            names.append(layer.name)
+            origins |= dict.fromkeys(fields, layer.name)
+    names_chain = "chain" in origins and all(each.backend != AUTO for each in policy.chain)
+    chain = policy.chain if installed is None else _without_auto(policy.chain, installed)
     chain = tuple(_with_options(each, engines) for each in chain)
     policy = policy.model_copy(update={"chain": chain})
-    return Rules(policy, tuple(spoke), origins, Cache(), Distributed(), names_chain=named)
+    return Rules(policy, tuple(names), origins, Cache(), Distributed(), names_chain=names_chain)
 
 
-def _expanded(
+def _without_auto(
     chain: tuple[Candidate, ...], installed: Callable[[], Iterable[str]]
 ) -> tuple[Candidate, ...]:
     """Return the chain with ``auto`` replaced by all installed engines."""
-    found = []
-    for each in chain:
-        names = installed() if each.backend == AUTO else ()
-        found += [each.model_copy(update={"backend": name}) for name in names]
-        found += [each] if each.backend != AUTO else []
-    return tuple(found)
+    candidates = []
+    for candidate in chain:
+        if candidate.backend == AUTO:
+            names = installed()
+            candidates += [candidate.model_copy(update={"backend": name}) for name in names]
+        else:
+            candidates.append(candidate)
+    return tuple(candidates)
 
 
 def over(base: T, top: T) -> T:
     """Return ``base`` with the fields that ``top`` sets; nested tables are merged likewise."""
-    given = {name: getattr(top, name) for name in top.model_fields_set}
-    tables = {
-        name: over(getattr(base, name), each)
-        for name, each in given.items()
-        if isinstance(each, Worded)
-    }
-    return base.model_copy(update=given | tables)
+    fields = {}
+    for name in top.model_fields_set:
+        value = getattr(top, name)
+        if isinstance(value, Worded):
+            value = over(getattr(base, name), value)
+        fields[name] = value
+    return base.model_copy(update=fields)
 
 
 def _with_options(candidate: Candidate, engines: Mapping[str, Mapping[str, Any]]) -> Candidate:

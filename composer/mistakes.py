@@ -1,4 +1,4 @@
-"""The names in a policy that nobody knows: engines, their options, passes."""
+"""Finds unknown names in a policy before anything is compiled: engines, their options, passes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from composer.passes.resolve import shared_passes
 from composer.policy import AUTO, Candidate, Policy
 from composer.wording import Location, path_of
 
+Mistake = tuple[Location, ComposerError]
+
 
 def refuse_mistakes(book: PolicyBook, where: str = "") -> None:
-    """Find unknown names before anything is compiled. Code of the user's is not imported for it.
+    """Raise one error that names every unknown name. It does not import code of the user.
 
     Args:
         book: The policies.
-        where: The file that they are from, for the message.
+        where: The file that they are from, to begin each sentence of the error with.
 
     Raises:
-        OptionError, UnknownNameError: naming every mistake.
+        OptionError, UnknownNameError: there are mistakes.
     """
     found = list(mistakes(book, imports=False))
-    told = (f"{where}{path_of(_table(location))}: {error}" for location, error in found)
-    if found:
-        raise type(found[0][1])("; ".join(told))
+    if not found:
+        return
+    sentences = [f"{where}{path_of(_table(location))}: {error}" for location, error in found]
+    _, first = found[0]
+    raise type(first)("; ".join(sentences))
 
 
-def mistakes(book: PolicyBook, *, imports: bool) -> Iterator[tuple[Location, ComposerError]]:
-    """Each unknown name, and where it stands.
+def mistakes(book: PolicyBook, *, imports: bool) -> Iterator[Mistake]:
+    """Yield the place of each unknown name, and the error that describes it.
 
     Args:
         book: The policies.
-        imports: Whether ``module:name`` is imported, and looked at as well.
+        imports: True to import the code of ``module:name``, too, and to check it.
     """
     tables: dict[Location, Policy] = {("defaults",): book.defaults}
     tables |= {("models", index): rule for index, rule in enumerate(book.models)}
@@ -41,19 +45,20 @@ def mistakes(book: PolicyBook, *, imports: bool) -> Iterator[tuple[Location, Com
         chain = policy.chain if "chain" in policy.model_fields_set else ()
         for place, candidate in enumerate(chain):
             if imports or not names_code(candidate.backend):
-                yield from _of_candidate((*table, "chain", place), candidate)
-        yield from _of_passes(table, policy, imports=imports)
+                yield from _mistakes_of_candidate((*table, "chain", place), candidate)
+        yield from _mistakes_of_passes(table, policy, imports=imports)
     for name, options in book.backends.items():
-        yield from _of_candidate(("backends", name), Candidate(backend=name, options=options))
+        candidate = Candidate(backend=name, options=options)
+        yield from _mistakes_of_candidate(("backends", name), candidate)
 
 
 def _table(location: Location) -> Location:
+    """Return the part of a location that names a table of the file."""
     return location[:2] if location[0] in ("models", "backends") else location[:1]
 
 
-def _of_candidate(
-    place: Location, candidate: Candidate
-) -> Iterator[tuple[Location, ComposerError]]:
+def _mistakes_of_candidate(place: Location, candidate: Candidate) -> Iterator[Mistake]:
+    """Check the engine, each option alone, and the right options together."""
     if candidate.backend == AUTO:
         return
     try:
@@ -61,35 +66,32 @@ def _of_candidate(
     except ComposerError as error:
         yield (*place, candidate.name), error
         return
-    alone = {}
+    right = {}
     for name, value in candidate.options.items():
         try:
             backend.check_options({name: value})
+            right[name] = value
         except ComposerError as error:
             yield (*place, name), error
-        else:
-            alone[name] = value
     try:
-        backend.check_options(alone)  # those that do not go together
+        backend.check_options(right)
     except ComposerError as error:
         yield place, error
 
 
-def _of_passes(
-    table: Location, policy: Policy, *, imports: bool
-) -> Iterator[tuple[Location, ComposerError]]:
-    named = [each.get("pass") if isinstance(each, dict) else each for each in policy.passes]
-    known = []
-    for place, (name, each) in enumerate(zip(named, policy.passes, strict=True)):
+def _mistakes_of_passes(table: Location, policy: Policy, *, imports: bool) -> Iterator[Mistake]:
+    """Check each pass alone, and the right passes together."""
+    right = []
+    for place, entry in enumerate(policy.passes):
+        name = entry.get("pass") if isinstance(entry, dict) else entry
         if names_code(name) and not imports:
             continue
         try:
-            shared_passes((each,), policy.on_pass_error)
+            shared_passes((entry,), policy.on_pass_error)
+            right.append(entry)
         except ComposerError as error:
             yield (*table, "passes", place, str(name)), error
-        else:
-            known.append(each)
     try:
-        shared_passes(tuple(known), policy.on_pass_error)
+        shared_passes(tuple(right), policy.on_pass_error)
     except ComposerError as error:
         yield (*table, "passes"), error

@@ -1,4 +1,4 @@
-"""Names and what they stand for: lazy, extensible by entry points, strict about duplicates."""
+"""Tables from names to values: imported at first use, extended by entry points, no duplicates."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger("composer")
 
 @dataclass(frozen=True)
 class Registry(Generic[T]):
-    """A table from names to values that are imported when they are asked for.
+    """A table from names to values, which are imported when they are needed.
 
     Attributes:
-        kind: What the names name, for messages ("backend").
-        own: Name to ``"module:attribute"``.
+        kind: The kind of the values, for messages, such as "backend".
+        own: Composer's own names, each with its ``"module:attribute"``.
         group: The entry-point group by which other packages add names.
     """
 
@@ -33,21 +33,22 @@ class Registry(Generic[T]):
     group: str | None = None
 
     def names(self) -> tuple[str, ...]:
-        """Every name, those of other packages included, sorted."""
+        """Return all names, those of other packages included, sorted."""
         return tuple(sorted(self._table))
 
     def __contains__(self, name: str) -> bool:
         return name in self._table
 
     def get(self, name: str) -> T:
-        """Import and return what ``name`` stands for.
+        """Import and return the value of a name.
 
         Raises:
-            UnknownNameError: nobody registered the name.
-            ComposerError: two other packages did; neither is more right than the other.
+            UnknownNameError: the name is not registered.
+            ComposerError: two other packages register it for different values.
         """
-        if name in self._refused:
-            raise ComposerError(self._refused[name])
+        _, clashes = self._discovered
+        if name in clashes:
+            raise ComposerError(clashes[name])
         if name not in self._table:
             raise UnknownNameError(
                 f"unknown {self.kind} {name!r}{did_you_mean(name, self.names())}"
@@ -58,20 +59,16 @@ class Registry(Generic[T]):
     def _table(self) -> dict[str, str]:
         return self._discovered[0]
 
-    @property
-    def _refused(self) -> dict[str, str]:
-        return self._discovered[1]
-
     @functools.cached_property
     def _discovered(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The table with the entry points, and why the names are refused that two packages claim.
+        """The table with the entry points, and an error for each name that two packages register.
 
-        A name of our own table stays what it is.
+        An entry point cannot replace a name of composer's own.
         """
-        found: dict[str, str] = {}
-        refused: dict[str, str] = {}
+        table = dict(self.own)
+        clashes: dict[str, str] = {}
         for entry in entry_points(group=self.group) if self.group else ():
-            first = self.own.get(entry.name) or found.setdefault(entry.name, entry.value)
+            first = table.setdefault(entry.name, entry.value)
             if first == entry.value:
                 continue
             clash = f"entry point {entry.value!r} registers the {self.kind} {entry.name!r}"
@@ -79,39 +76,40 @@ class Registry(Generic[T]):
             if entry.name in self.own:
                 log.warning("%s; it is not used", clash)
             else:
-                refused[entry.name] = clash
-        return {**self.own, **found}, refused
+                clashes[entry.name] = clash
+        return table, clashes
 
 
 @dataclass(frozen=True)
 class OpenRegistry(Registry[T]):
-    """A registry to which the program adds values of its own.
+    """A registry to which the program can add values.
 
     Attributes:
-        added: Name to value.
+        added: The values that the program has added, by name.
     """
 
     added: dict[str, T] = field(default_factory=dict)
 
     def add(self, name: str, value: T) -> None:
-        """Register a value of this process.
+        """Register a value in this process.
 
         Raises:
-            ComposerError: the name stands for something else already.
+            ComposerError: the name stands for another value already.
         """
-        path, known = _path_of(value), self._table.get(name)
-        if known not in (path, None):
+        path = _path_of(value)
+        known = self._table.get(name, path)
+        if known != path:
             raise ComposerError(
                 f"the {self.kind} {name!r} cannot be {path!r}; it stands for {known!r} already"
             )
         self.added[name] = value
 
     def get(self, name: str) -> T:
-        """Return what was added under ``name``, or import what it stands for.
+        """Return the value of a name. A value that the program has added takes precedence.
 
         Raises:
-            UnknownNameError: nobody registered the name.
-            ComposerError: two other packages did; neither is more right than the other.
+            UnknownNameError: the name is not registered.
+            ComposerError: two other packages register it for different values.
         """
         return self.added[name] if name in self.added else super().get(name)
 
@@ -125,25 +123,31 @@ def _path_of(value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name most like ``name``, in capitals or not; ``None`` below ``cutoff``."""
+    """Return the known name that is most similar; ``None`` if none is similar enough.
+
+    Args:
+        name: The name. Its case is ignored.
+        known: The known names.
+        cutoff: The least similarity, from 0 to 1, as ``difflib`` measures it.
+    """
     spelled = {each.casefold(): each for each in sorted(known, reverse=True)}
     close = difflib.get_close_matches(name.casefold(), sorted(spelled), n=1, cutoff=cutoff)
     return spelled[close[0]] if close else None
 
 
 def one_slip_apart(a: str, b: str) -> bool:
-    """Whether two names differ by no more than a letter added, or another, or two that swapped.
+    """Return True if two names differ by at most one edit (Damerau-Levenshtein); case is ignored.
 
-    That is a distance of at most one by Damerau, in capitals or not.
+    An edit adds, removes or replaces a letter, or swaps two that are next to one another.
     """
     a, b = sorted((a.casefold(), b.casefold()), key=len)
     while a and a[0] == b[0]:
         a, b = a[1:], b[1:]
-    swapped = a[2:] == b[2:] and a[:2] == b[1::-1]
-    return a == b[1:] or a[1:] == b[1:] or swapped
+    is_swapped = a[2:] == b[2:] and a[:2] == b[1::-1]
+    return b[1:] in (a, a[1:]) or is_swapped
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or nothing where nothing is close."""
+    """Return ``"; did you mean 'x'?"``; empty if no known name is similar."""
     close = nearest(name, known)
     return f"; did you mean {close!r}?" if close else ""

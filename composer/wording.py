@@ -10,32 +10,32 @@ from pydantic import BaseModel
 from composer.registry import did_you_mean
 
 Location = tuple[str | int, ...]
-"""Where something stands in a file, or in a table: keys, and places in lists."""
+"""The place of a value in a file or a table: keys, and indices of lists."""
 
 
 class Hinting(BaseModel):
-    """A table that knows what was meant by some keys that it does not have."""
+    """A table that can suggest what to write instead of some unknown keys."""
 
     @classmethod
     def hint_for(cls, key: str) -> str:
-        """What to write instead of an unknown key; empty where nobody knows."""
+        """Return a hint what to write instead of an unknown key; empty if there is none."""
         raise NotImplementedError
 
 
 def in_words(error: Any, root: type[BaseModel]) -> str:
-    """One mistake as a sentence.
+    """Return a mistake as a sentence.
 
     Args:
         error: One of ``ValidationError.errors()``.
-        root: What was validated.
+        root: The class that was validated.
     """
     *parents, key = error["loc"] or ("",)
     where = path_of(error["loc"])
     if error["type"] == "extra_forbidden":
-        held = _held(root, parents)
-        hint = held.hint_for(str(key)) if issubclass(held, Hinting) else ""
-        told = f"; {hint}" if hint else did_you_mean(str(key), held.model_fields)
-        return f"unknown option {where!r}{told} (accepted: {', '.join(held.model_fields)})"
+        table = _table_at(root, parents)
+        hint = table.hint_for(str(key)) if issubclass(table, Hinting) else ""
+        hint = f"; {hint}" if hint else did_you_mean(str(key), table.model_fields)
+        return f"unknown option {where!r}{hint} (accepted: {', '.join(table.model_fields)})"
     if error["type"] == "missing":
         return f"option {where!r} is missing"
     message = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
@@ -43,13 +43,15 @@ def in_words(error: Any, root: type[BaseModel]) -> str:
 
 
 def path_of(location: Sequence[str | int]) -> str:
-    """``chain[0].options``."""
-    parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
-    return "".join(parts).removeprefix(".")
+    """Return a location as text, such as ``chain[0].options``."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path.removeprefix(".")
 
 
-def _held(root: type[BaseModel], parents: Sequence[str | int]) -> type[BaseModel]:
-    """The table in which a key stands."""
+def _table_at(root: type[BaseModel], parents: Sequence[str | int]) -> type[BaseModel]:
+    """Return the class of the table that these keys lead to."""
     for key in parents:
         if key in root.model_fields:
             root = next(_models_in(root.model_fields[str(key)].annotation), root)
@@ -57,7 +59,7 @@ def _held(root: type[BaseModel], parents: Sequence[str | int]) -> type[BaseModel
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The tables that a field may hold."""
+    """Yield the classes of tables that a field may hold."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for each in get_args(annotation):
