@@ -155,10 +155,8 @@ class _Undoable:
 
 def cannot_undo(request: GraphRequest) -> bool:
     """Return True if autograd may record what a call of the graph writes to its inputs."""
-    values = request.example_inputs
-    written = (values[i] for i in writes.assigned_inputs(request.gm))
-    return request.training and any(
-        each.is_floating_point() or each.is_complex()
-        for each in written
-        if isinstance(each, torch.Tensor)
-    )
+    if not request.training:
+        return False
+    values = [request.example_inputs[i] for i in writes.assigned_inputs(request.gm)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)

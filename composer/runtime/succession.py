@@ -81,7 +81,7 @@ class Succession:
         self._policy = policy
         self._early = early
         self._asked_by_name = asked_by_name
-        self._tracked = _open_to_writes(request, entries)
+        self._tracked = _writable_inputs(request, entries)
         self._apart = cannot_undo(request)
         self.recovers = not (policy.on_runtime_error.action == "raise" or policy.strict)
         self.retry_after = policy.on_runtime_error.retry_after
@@ -103,15 +103,17 @@ class Succession:
             later: Background work that begins with the second call; ``None`` for none.
         """
         self.fallback = self._fallback_of(outcome)
-        everyone = tuple(range(len(self.entries)))
-        order = everyone if outcome.ranking is None else outcome.ranking
-        built = self._built(everyone, outcome, backwards, order)
-        serves = built.engine is not None or (built.skipped and self.retry_after is not None)
-        compares = serves and self._policy.verify.when == "sample" and not self.collective
-        tracked, blind = self._tracked
+        places = tuple(range(len(self.entries)))
+        order = places if outcome.ranking is None else outcome.ranking
+        built = self._built(places, outcome, backwards, order)
+        is_retried = bool(built.skipped) and self.retry_after is not None
+        may_serve = built.engine is not None or is_retried
+        samples = self._policy.verify.when == "sample" and not self.collective
+        sampler = self._sampler() if may_serve and samples else None
+        tracked, is_blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
-        versions = Versions(tracked, held, blind=blind or not (serves and self.recovers))
-        sampler = self._sampler() if compares else None
+        detects = may_serve and self.recovers and not is_blind
+        versions = Versions(tracked, held, blind=not detects)
         return Answers(built, self, self.report.runtime, versions, sampler, later)
 
     def _sampler(self) -> Sampler:
@@ -133,11 +135,11 @@ class Succession:
         order: tuple[int, ...] = (),
     ) -> Built:
         """Return the slot's view of an outcome; it may cover only the first of the places."""
-        tried = list(zip(places, outcome.attempts, strict=False))
-        skipped = tuple(at for at, each in tried if each.reason is Reason.QUARANTINED)
+        attempts = dict(zip(places, outcome.attempts, strict=False))
+        skipped = tuple(p for p, a in attempts.items() if a.reason is Reason.QUARANTINED)
         if outcome.chosen == EAGER:
             return Built(None, order, skipped)
-        place = next(at for at, each in tried if each.accepted)
+        place = next(place for place, attempt in attempts.items() if attempt.accepted)
         bounds = outcome.bounds or bounds_of(self._policy)
         return Built(Engine(outcome.compiled, place, bounds, backwards), order, skipped)
 
@@ -331,13 +333,14 @@ class Succession:
                 notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self._asked_by_name)
 
 
-def _open_to_writes(
+def _writable_inputs(
     request: GraphRequest, entries: Sequence[ChainEntry]
 ) -> tuple[tuple[int, ...], bool]:
     """Return the inputs that an engine may write to, and True if some writes cannot be detected."""
     engines = (each.backend for each in entries)
     trusted = all(e.writes_as_the_graph or e.may_return_original for e in engines)
-    if trusted and not writes.may_write(request.gm) and writes.is_known(request.gm):
+    writes_nothing = writes.is_known(request.gm) and not writes.may_write(request.gm)
+    if trusted and writes_nothing:
         return (), False
     return writes.tracked_inputs(request, weights=not trusted)
 

@@ -35,17 +35,18 @@ def install(extra: str) -> str:
 
 def outside_verified() -> list[str]:
     """A sentence for each installed package that is older or newer than what was verified."""
-    here = {"python": platform.python_version(), **{name: version_of(name) for name in VERIFIED}}
-    return [
-        f"{name} {here[name]} is not among the verified versions, {oldest} to {newest}"
-        for name, (oldest, newest) in VERIFIED.items()
-        if here[name] and not _release(oldest) <= _release(here[name]) <= _release(newest)
-    ]
+    sentences = []
+    for name, (oldest, newest) in VERIFIED.items():
+        here = platform.python_version() if name == "python" else version_of(name)
+        if here and not _release(oldest) <= _release(here) <= _release(newest):
+            why = f"is not among the verified versions, {oldest} to {newest}"
+            sentences.append(f"{name} {here} {why}")
+    return sentences
 
 
-def _release(said: str) -> tuple[int, ...]:
+def _release(text: str) -> tuple[int, ...]:
     """The first two numbers of a version, such as (2, 13) for ``2.13.0+cpu``."""
-    return tuple(int(each) for each in re.findall(r"\d+", said)[:2])
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 @functools.cache

@@ -22,18 +22,21 @@ def describe(device: str) -> tuple[str, ...]:
     Args:
         device: The graph's device: ``"cpu"``, ``"cuda:0"``.
     """
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    others = (f"{torch.accelerator.device_count()} {kind.type}",) if kind else ()
-    return (*_processor(), *others, *(_gpu(device) if device.startswith("cuda") else ()))
+    facts = list(_processor())
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator:
+        facts.append(f"{torch.accelerator.device_count()} {accelerator.type}")
+    if device.startswith("cuda") and torch.cuda.is_available():
+        facts += _gpu(device)
+    return tuple(facts)
 
 
-def _gpu(device: str) -> tuple[str, ...]:
-    if not torch.cuda.is_available():
-        return ()
-    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-    driver = (f"driver {version}",) if (version := nvidia_driver()) else ()
+def _gpu(device: str) -> list[str]:
+    major, minor = torch.cuda.get_device_capability(device)
     cuda = torch.version.cuda or torch.version.hip
-    return name, f"capability {capability[0]}.{capability[1]}", f"CUDA {cuda}", *driver
+    facts = [torch.cuda.get_device_name(device), f"capability {major}.{minor}", f"CUDA {cuda}"]
+    driver = nvidia_driver()
+    return [*facts, f"driver {driver}"] if driver else facts
 
 
 def nvidia_driver() -> str:
@@ -53,11 +56,15 @@ def _model() -> str:
         lines = _CPUS.read_text(errors="replace").splitlines()
     except OSError:
         return platform.processor()
-    pairs = [line.partition(":") for line in lines]
-    facts = [(name.strip(), text.strip()) for name, _, text in pairs]
-    named = next((text for name, text in facts if name == "model name"), "")
-    arm = dict.fromkeys(f"{name[4:]} {text}" for name, text in facts if name in _OF_ARM)
-    return named or ", ".join(arm) or platform.processor()
+    numbers: dict[str, None] = {}
+    for line in lines:
+        name, _, text = line.partition(":")
+        name, text = name.strip(), text.strip()
+        if name == "model name" and text:
+            return text
+        if name in _OF_ARM:
+            numbers[f"{name.removeprefix('CPU ')} {text}"] = None
+    return ", ".join(numbers) or platform.processor()
 
 
 def cores() -> int:
