@@ -2,9 +2,9 @@
 
 :mod:`~composer.chain.verify.prove` checks that a backend returned more than the captured graph,
 and that a call of it returns a tuple or list of outputs.
-:func:`verify` (:mod:`~composer.chain.verify.answers`) compares the candidate's numbers with
-eager's. If they differ, it compares with the graph in float64
-(:mod:`~composer.chain.verify.double`).
+:func:`verify` (:mod:`~composer.chain.verify.against_eager`) runs the candidate and eager once each
+(:mod:`~composer.chain.verify.runs`), and compares their numbers. If they differ, it compares with
+the graph in float64 (:mod:`~composer.chain.verify.double`).
 :func:`rewrite` (:mod:`~composer.chain.verify.rewrites`) runs the shared passes. It compares a pass
 with eager if the pass declares that it keeps numbers. The other names are the steps of these
 comparisons; :mod:`composer.runtime.sampling` and :mod:`composer.chain.select.timer` use them too.
@@ -12,21 +12,18 @@ comparisons; :mod:`composer.runtime.sampling` and :mod:`composer.chain.select.ti
 
 from __future__ import annotations
 
-from composer.chain.verify.answers import (
-    WROTE_TO_WEIGHTS,
+from composer.chain.verify.against_eager import WROTE_TO_WEIGHTS, exact, judge, verify
+from composer.chain.verify.prove import outputs_of
+from composer.chain.verify.rewrites import rewrite
+from composer.chain.verify.runs import (
     Run,
     changeable,
-    exact,
     generator_state,
     given_copies,
-    judge,
     named_outputs,
     run,
     strides_of,
-    verify,
 )
-from composer.chain.verify.prove import outputs_of
-from composer.chain.verify.rewrites import rewrite
 
 __all__ = [
     "WROTE_TO_WEIGHTS",

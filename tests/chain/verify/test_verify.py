@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from composer.build import current_build
-from composer.chain.verify.answers import is_padded
+from composer.chain.verify.against_eager import is_padded
 from composer.errors import FallbackWarning, PassError
 from composer.graphs.comparison import Bounds, LowPrecisionBounds, Mismatch, errors_of, mismatch_of
 from composer.testing import FakeBackend, expect
