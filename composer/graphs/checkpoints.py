@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from composer import _torch
 from composer.graphs.clones import clone_graph
 from composer.graphs.modes import leaving_modes
-from composer.graphs.nodes import attribute_at
+from composer.graphs.nodes import attribute_at, graph_modules
 
 
 def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -50,12 +50,12 @@ def _with(
 
     The graph itself if it has no such calls.
     """
-    if not any(_calls(each, instead) for each in _graphs(gm)):
+    if not any(_calls(each, instead) for each in graph_modules(gm)):
         return gm
     twin = clone_graph(gm)
     if _CHECKPOINT in instead:
         _mark_held(twin)
-    for each in _graphs(twin):
+    for each in graph_modules(twin):
         for node in _calls(each, instead):
             node.target = instead[node.target]
         each.recompile()
@@ -70,7 +70,7 @@ def _mark_held(gm: torch.fx.GraphModule) -> None:
     to.
     """
     held = set(filter(_torch.dynamo.is_static_input, gm.graph.find_nodes(op="placeholder")))
-    for graph in _graphs(gm):
+    for graph in graph_modules(gm):
         for node in _calls(graph, [_CHECKPOINT]):
             body, *given = cast("tuple[torch.fx.Node, ...]", node.args)
             own = tuple(i for i, each in enumerate(given) if each in held)
@@ -78,10 +78,6 @@ def _mark_held(gm: torch.fx.GraphModule) -> None:
             within = cast("torch.fx.GraphModule", attribute_at(graph, str(body.target)))
             inputs = within.graph.find_nodes(op="placeholder")
             held.update(inputs[i] for i in own)
-
-
-def _graphs(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
-    return [each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)]
 
 
 def _calls(gm: torch.fx.GraphModule, targets: Iterable[Any]) -> list[torch.fx.Node]:

@@ -50,6 +50,11 @@ def requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """True for floating-point and complex numbers, which rounding changes and gradients have."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def detached_copy(value: Any) -> Any:
     """A detached copy, which later writes to the tensor do not change; other values as they are."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
@@ -234,7 +239,7 @@ def mismatch_of(
     mine, eagers = _structure(got), _structure(expected)
     if mine != eagers:
         return Mismatch.STRUCTURE, f"is {mine}, eager's is {eagers}"
-    if not expected.is_floating_point() and not expected.is_complex():
+    if not is_inexact(expected):
         count = int((got != expected).sum())
         what = f"has {count} of {expected.numel()} elements that are not eager's"
         return (Mismatch.NUMBERS, what) if count else None

@@ -61,6 +61,11 @@ def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
     return value
 
 
+def graph_modules(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    """The graph module and those nested in it, such as the branches of ``torch.cond``."""
+    return [each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)]
+
+
 def drop_unread(graph: torch.fx.Graph) -> None:
     """Remove the nodes that have no users and no effect."""
     graph.eliminate_dead_code(

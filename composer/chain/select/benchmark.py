@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer import _torch
+from composer.chain import verify
 from composer.chain.select import verdicts
 from composer.chain.select.rules import mean
-from composer.graphs import collectives
 from composer.policy import Cache, Policy
 from composer.records import GraphRequest
 from composer.system.barrier import Barrier
@@ -146,10 +146,8 @@ def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
         request: The graph and the first call's inputs.
         among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
     """
-    if any(isinstance(value, _torch.fakes.FakeTensor) for value in request.example_inputs):
-        return "the graph was compiled without real inputs"
-    if collectives.meets_other_ranks(request.gm):
-        return "other ranks would have to run the graph's collectives as well"
+    if why := verify.obstacle(request):
+        return why
     if among_ranks and _torch.ranks.world_size() > 1:
         return "all ranks are to take the same engine, and each would measure another"
     return ""

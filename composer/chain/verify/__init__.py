@@ -12,7 +12,7 @@ comparisons; :mod:`composer.runtime.sampling` and :mod:`composer.chain.select.ti
 
 from __future__ import annotations
 
-from composer.chain.verify.against_eager import WROTE_TO_WEIGHTS, exact, judge, verify
+from composer.chain.verify.against_eager import WROTE_TO_WEIGHTS, exact, judge, obstacle, verify
 from composer.chain.verify.prove import outputs_of
 from composer.chain.verify.rewrites import rewrite
 from composer.chain.verify.runs import (
@@ -34,6 +34,7 @@ __all__ = [
     "given_copies",
     "judge",
     "named_outputs",
+    "obstacle",
     "outputs_of",
     "rewrite",
     "run",

@@ -10,9 +10,10 @@ own benchmarks (``torch._dynamo.utils.same``). So an engine is not blamed for ea
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from composer.errors import Refusal, error_line, first_line, refuse, text_of
 from composer.graphs import collectives
 from composer.graphs.comparison import (
     Bounds,
-    Errors,
     Mismatch,
     Values,
     devices,
@@ -36,7 +36,7 @@ from composer.graphs.comparison import (
     mismatch_of,
 )
 from composer.passes.resolve import SharedPasses
-from composer.records import GraphRequest, Reason, Status
+from composer.records import GraphRequest, PassRecord, Reason, Status
 from composer.system import control_flow
 
 _REASONS = {
@@ -45,10 +45,33 @@ _REASONS = {
     Mismatch.NUMBERS: Reason.NUMERIC_MISMATCH,
 }
 
-
 WROTE_TO_WEIGHTS = (
     "it, or another thread of the program, wrote to the model's weights as it was run"
 )
+
+_CANCELLED = 1e-10
+"""A gradient counts as cancelled if it is at most this share of the largest one, in float64."""
+
+_FURTHER = 10.0
+"""Eager's rounding error is assumed to be at most this many times the bounds of an engine."""
+
+
+class Basis(Enum):
+    """The values that a candidate's numbers were compared with."""
+
+    EAGER = "eager"
+    FLOAT64 = "float64"
+    STRUCTURE = "structure"
+    """None: the graph draws random numbers, so only structure and finiteness were compared."""
+
+
+def obstacle(request: GraphRequest) -> str:
+    """Return why the graph cannot be run on its example inputs here; empty if it can."""
+    if any(isinstance(value, _torch.fakes.FakeTensor) for value in request.example_inputs):
+        return "the graph was compiled without real inputs"
+    if collectives.meets_other_ranks(request.gm):
+        return "other ranks would have to run the graph's collectives as well"
+    return ""
 
 
 def verify(
@@ -77,14 +100,10 @@ def verify(
         Refusal: ``rejected`` with ``output_mismatch``, ``mutated_inputs``, ``non_finite`` or
             ``numeric_mismatch``; ``failed`` with ``raised_at_runtime``.
     """
-    inputs = [_torch.symbols.hint(value) for value in request.example_inputs]
-    if any(isinstance(value, _torch.fakes.FakeTensor) for value in inputs):
-        facts.extra["verified"] = "no: the graph was compiled without real inputs"
+    if why := obstacle(request):
+        facts.extra["verified"] = f"no: {why}"
         return False
-    if collectives.meets_other_ranks(request.gm):
-        others = "no: other ranks would have to run the graph's collectives as well"
-        facts.extra["verified"] = others
-        return False
+    inputs = list(map(_torch.symbols.hint, request.example_inputs))
     fallback, later = make_fallback(request, shared)
     eager = _run_of_eager(fallback, inputs, request, facts)
     if eager is None:
@@ -97,17 +116,37 @@ def verify(
         control_flow.pass_on(error)
         what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what) from error
-    changed = (*request.rewritten_by, *(each.name for each in later if each.changed))
-    uncompared = tuple(each for each in changed if each not in request.compared_passes)
-    reference = Reference(bool(changed), uncompared)
 
     def in_float64() -> Values:
         return exact(inputs, request, shared, facts)
 
-    all_compared = judge(got, eager, in_float64, bounds, reference, facts)
+    basis = judge(got, eager, in_float64, bounds)
+    facts.extra["verified"] = {
+        **_described(basis, request, later),
+        "values": len(eager.values),
+        **_errors(got, eager, basis),
+    }
     if facts.keeps_nan and not eager.random:
         _compare_nans(compiled, fallback, inputs, request)
-    return all_compared
+    return basis is not Basis.STRUCTURE
+
+
+def _run_of_eager(
+    fallback: Callable[..., Any],
+    inputs: Sequence[Any],
+    request: GraphRequest,
+    facts: BuildFacts,
+) -> Run | None:
+    """Return eager's run; ``None``, with the reason in the facts, if there is none to compare."""
+    fault = "inputs cannot be copied:"
+    try:
+        copied = given_copies(inputs, request)
+        fault = "eager itself raises"  # the user sees that error at the call
+        return run(fallback, inputs, request, copied)
+    except BaseException as error:  # noqa: BLE001  # recorded
+        control_flow.pass_on(error)
+        facts.extra["verified"] = f"no: {fault} {error_line(error)}"
+        return None
 
 
 def _compare_nans(
@@ -121,52 +160,41 @@ def _compare_nans(
     Such a candidate would hide a fault of the program. The candidate and eager run with one NaN in
     each floating-point input that is not a weight. If eager raises, nothing is compared.
     """
-    wrong = [each if i in request.weights else _with_nan(each) for i, each in enumerate(inputs)]
-    if all(mine is given for mine, given in zip(wrong, inputs, strict=True)):
-        return  # token ids, say
+    activations = set(range(len(inputs))) - request.weights
+    receivers = [i for i in activations if _is_floating(inputs[i]) and inputs[i].numel()]
+    if not receivers:  # token ids, say
+        return
+    with_nan = list(inputs)
+    for i in receivers:
+        with_nan[i] = _with_nan(inputs[i])
     try:
-        expected = run(fallback, wrong, request).values
+        expected = run(fallback, with_nan, request).values
     except BaseException as error:  # noqa: BLE001  # eager does not take such inputs
         control_flow.pass_on(error)
         return
-    found = run(compiled, wrong, request).values
+    found = run(compiled, with_nan, request).values
     for name, theirs in expected.items():
-        mine = found.get(name)
-        if not isinstance(mine, torch.Tensor) or not mine.is_floating_point():
-            continue
-        hidden = int((theirs.isnan() & ~mine.isnan()).sum())
-        if name.startswith("output") and hidden:
-            what = f"{name} has numbers for {hidden} elements that are NaN where an input is NaN"
-            refuse(Status.REJECTED, Reason.NON_FINITE, what)
+        if name.startswith("output") and name in found:
+            _refuse_hidden_nans(name, found[name], theirs)
 
 
-def _with_nan(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
-        return value
-    copy = value.detach().clone()
+def _with_nan(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.detach().clone()
     copy[(0,) * copy.dim()] = math.nan
-    return copy.requires_grad_(value.requires_grad)
+    return copy.requires_grad_(tensor.requires_grad)
 
 
-def _run_of_eager(
-    reference: Callable[..., Any],
-    inputs: Sequence[Any],
-    request: GraphRequest,
-    facts: BuildFacts,
-) -> Run | None:
-    """Return eager's run; ``None``, with the reason in the facts, if there is none to compare."""
-    try:
-        copied = given_copies(inputs, request)
-    except BaseException as error:  # noqa: BLE001  # recorded: what serves needs no copies
-        control_flow.pass_on(error)
-        facts.extra["verified"] = f"no: inputs cannot be copied: {error_line(error)}"
-        return None
-    try:
-        return run(reference, inputs, request, copied)
-    except BaseException as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
-        control_flow.pass_on(error)
-        facts.extra["verified"] = f"no: eager itself raises {error_line(error)}"
-        return None
+def _refuse_hidden_nans(name: str, mine: Any, eagers: torch.Tensor) -> None:
+    if not _is_floating(mine):
+        return
+    hidden = int((eagers.isnan() & ~mine.isnan()).sum())
+    if hidden:
+        what = f"{name} has numbers for {hidden} elements that are NaN where an input is NaN"
+        refuse(Status.REJECTED, Reason.NON_FINITE, what)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def exact(
@@ -189,45 +217,8 @@ def exact(
         return {}
 
 
-_NOTHING = 1e-10
-"""A gradient counts as cancelled if it is at most this share of the largest one, in float64."""
-
-_FURTHER = 10.0
-"""Eager's rounding error is assumed to be at most this many times the bounds of an engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The description of the graph that a candidate is compared with.
-
-    Attributes:
-        rewritten: True if shared passes have changed the captured graph.
-        by: The passes among them whose result was not compared with the graph before them.
-    """
-
-    rewritten: bool = False
-    by: tuple[str, ...] = ()
-
-    def said(self, *, in_float64: bool) -> dict[str, str]:
-        """Return the entries of the record that name the graph compared with."""
-        if not self.rewritten:
-            return {"against": "float64" if in_float64 else "eager"}
-        how = f"not compared with eager: {', '.join(self.by)} may change numbers"
-        return {
-            "against": f"the rewritten graph{' in float64' if in_float64 else ''}",
-            "rewritten_graph": how if self.by else "compared with eager",
-        }
-
-
-def judge(
-    got: Run,
-    eager: Run,
-    exact: Callable[[], Values],
-    bounds: Bounds,
-    reference: Reference = Reference(),  # it is frozen
-    facts: BuildFacts | None = None,
-) -> bool:
-    """Refuse the candidate, or add its errors to the facts.
+def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> Basis:
+    """Refuse the candidate if its results are not eager's; else return what decided.
 
     A candidate may draw other random numbers than eager. It did so if it leaves torch's generator
     in another state. On a GPU the state does not tell, because every kernel that draws advances the
@@ -238,15 +229,34 @@ def judge(
         eager: Eager's run.
         exact: Makes the values in float64. It is called only if they have to decide.
         bounds: How far numbers may be off.
-        reference: The graph that eager has run.
-        facts: The facts of the attempt; ``None`` outside of an attempt.
-
-    Returns:
-        True if all numbers were compared.
 
     Raises:
         Refusal: as for :func:`verify`.
     """
+    _compare_as_a_whole(got, eager)
+    draws_otherwise = _may_draw_otherwise(got, eager)
+    in_float64: Values | None = None
+    basis = Basis.EAGER
+    for name in sorted(eager.values, key=lambda name: name not in eager.kept):
+        mine, expected, kept = got.values[name], eager.values[name], name in eager.kept
+        found = _stride_mismatch(name, got, eager) or mismatch_of(mine, expected, None, bounds)
+        if found and found[0] is Mismatch.NUMBERS:
+            if draws_otherwise and not kept:
+                basis = Basis.STRUCTURE
+                continue
+            if in_float64 is None:
+                in_float64 = _of_same_draws(exact(), eager, bounds)
+            largest = largest_gradient(eager.values) if is_gradient(name) else 0.0
+            found = mismatch_of(mine, expected, in_float64.get(name), bounds, largest)
+        if found:
+            mismatch, what = found
+            reason = Reason.MUTATED_INPUTS if kept else _REASONS[mismatch]
+            refuse(Status.REJECTED, reason, f"{name} {what}")
+    return Basis.FLOAT64 if in_float64 and basis is Basis.EAGER else basis
+
+
+def _compare_as_a_whole(got: Run, eager: Run) -> None:
+    """Refuse a run that wrote to weights, or has other values than eager or joins two of them."""
     if got.wrote_to_weights and not eager.wrote_to_weights:
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, WROTE_TO_WEIGHTS)
     if list(got.values) != list(eager.values):
@@ -255,67 +265,56 @@ def judge(
     if joined := sorted(got.joined - eager.joined):
         what = f"{' and '.join(joined[0])} are one tensor, and two in eager"
         refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
-    moved = not torch.equal(got.generator, eager.generator)
-    free = eager.random and (moved or _on_gpu(eager.values))
-    in_float64: Values | None = None
-    unlike = False
-    for name in sorted(eager.values, key=lambda name: name not in eager.kept):
-        mine, expected, kept = got.values[name], eager.values[name], name in eager.kept
-        found = _stride_mismatch(name, got, eager) or mismatch_of(mine, expected, None, bounds)
-        if found and found[0] is Mismatch.NUMBERS and free and not kept:
-            unlike, found = True, None
-        if found and found[0] is Mismatch.NUMBERS:
-            in_float64 = _reference(exact, eager, bounds) if in_float64 is None else in_float64
-            largest = largest_gradient(eager.values) if is_gradient(name) else 0.0
-            found = mismatch_of(mine, expected, in_float64.get(name), bounds, largest)
-        if found:
-            _refuse(name, *found, kept=kept)
-    if facts is not None:
-        errors = [errors_of(got.values[name], expected) for name, expected in eager.values.items()]
-        said = reference.said(in_float64=bool(in_float64))
-        facts.extra["verified"] = _summary(errors, said, unlike=unlike)
-    return not unlike
 
 
-def _on_gpu(values: Values) -> bool:
-    return bool(devices(values.values()))
+def _may_draw_otherwise(got: Run, eager: Run) -> bool:
+    """Return True if the candidate may have drawn other random numbers than eager."""
+    if not eager.random:
+        return False
+    on_gpu = bool(devices(eager.values.values()))
+    return on_gpu or not torch.equal(got.generator, eager.generator)
 
 
-def _reference(exact: Callable[[], Values], eager: Run, bounds: Bounds) -> Values:
+def _of_same_draws(exact: Values, eager: Run, bounds: Bounds) -> Values:
     """Return the values in float64; nothing if they come from other random numbers.
 
     From the same state, torch's generator draws other numbers in float64 than in float32 (torch
     2.13). Some operators, such as ``normal_``, cannot be made to draw in float32 here. If eager is
     further from float64 than rounding alone explains, the random numbers were different.
     """
-    found = exact()
     if not eager.random:
-        return found
+        return exact
     largest = largest_gradient(eager.values)
-    others = (
-        _is_other(
-            *(value, found.get(name), bounds),
-            rounded_to=eager.rounded_to,
-            largest=largest if is_gradient(name) else 0.0,
-        )
-        for name, value in eager.values.items()
-    )
-    return {} if any(others) else found
+    for name in eager.values.keys() & exact.keys():
+        eagers = eager.values[name]
+        cancelled = _CANCELLED * largest if is_gradient(name) else 0.0
+        if _is_other_draw(eagers, exact[name], bounds, eager.rounded_to, cancelled):
+            return {}
+    return exact
 
 
-def _is_other(
-    eagers: Any, exact: Any, bounds: Bounds, *, rounded_to: torch.dtype | None, largest: float
+def _is_other_draw(
+    eagers: Any, exact: Any, bounds: Bounds, rounded_to: torch.dtype | None, cancelled: float
 ) -> bool:
-    if not isinstance(eagers, torch.Tensor) or not isinstance(exact, torch.Tensor):
+    """Return True if rounding alone does not explain the difference from float64.
+
+    Args:
+        eagers: The value that eager computed.
+        exact: The value in float64.
+        bounds: How far an engine's numbers may be off.
+        rounded_to: The coarsest dtype on the way, if it is below float32.
+        cancelled: The largest number that may be left of a gradient that cancels; 0 for others.
+    """
+    if not _is_floating(eagers) or not _is_floating(exact):
         return False
-    if not eagers.is_floating_point() or eagers.layout is not torch.strided:
+    if eagers.layout is not torch.strided:
         return False
     if eagers.shape != exact.shape:
         return True
     if not exact.numel():
         return False
-    if largest and exact.abs().max() <= _NOTHING * largest:
-        return False  # it cancels: eager's value is only rounding error, whatever was drawn
+    if cancelled and exact.abs().max() <= cancelled:
+        return False  # eager's value is only rounding error, whatever was drawn
     allowed = bounds.allowed(exact.to(torch.float64), rounded_to or eagers.dtype)
     return bool(((eagers - exact).abs() > _FURTHER * allowed).any())
 
@@ -326,44 +325,68 @@ def _stride_mismatch(name: str, got: Run, eager: Run) -> tuple[Mismatch, str] | 
     On a GPU, gaps between rows are accepted: torch only promises the order of strides, and Inductor
     leaves gaps in a product that it padded (from 2 columns to 4 on an H200, torch 2.11).
     """
+    mine, eagers = got.strides.get(name), eager.strides.get(name)
+    if mine is None or eagers is None or len(mine) != len(eagers):
+        return None  # mismatch_of compares the structure
     value = got.values[name]
-    if name not in eager.strides or not isinstance(value, torch.Tensor) or not value.numel():
+    long = _long_dimensions(value.shape)
+    if not value.numel() or all(mine[i] == eagers[i] for i in long):
         return None
-    mine, eagers = got.strides.get(name), eager.strides[name]
-    if mine is None or len(mine) != len(eagers):
-        return None
-    sizes = zip(value.shape, mine, eagers, strict=True)
-    pairs = [(a, b) for size, a, b in sizes if size != 1]
-    if all(a == b for a, b in pairs) or (value.is_cuda and is_padded(value.shape, mine, eagers)):
+    if value.is_cuda and is_padded(value.shape, mine, eagers):
         return None
     return Mismatch.STRUCTURE, f"has strides {mine}, eager's has {eagers}"
 
 
+def _long_dimensions(shape: Sequence[int]) -> list[int]:
+    """Return the dimensions whose stride matters: those of more than one element."""
+    return [i for i, size in enumerate(shape) if size != 1]
+
+
 def is_padded(shape: Sequence[int], mine: Sequence[int], eagers: Sequence[int]) -> bool:
     """Return True if strides differ only by gaps between rows: same order, no overlap."""
-    triples = zip(mine, eagers, shape, strict=True)
-    dims = sorted((each for each in triples if each[2] != 1), key=lambda each: each[1])
-    steps = [stride for stride, _, _ in dims]
-    rows = all(
-        outer >= inner * size for (inner, _, size), outer in zip(dims, steps[1:], strict=False)
-    )
-    return bool(dims) and dims[0][0] == dims[0][1] > 0 and rows
+    innermost_first = sorted(_long_dimensions(shape), key=lambda i: eagers[i])
+    if not innermost_first:
+        return False
+    innermost = innermost_first[0]
+    if mine[innermost] != eagers[innermost] or mine[innermost] <= 0:
+        return False
+    pairs = itertools.pairwise(innermost_first)
+    return all(mine[outer] >= mine[inner] * shape[inner] for inner, outer in pairs)
 
 
-def _refuse(name: str, mismatch: Mismatch, what: str, *, kept: bool) -> None:
-    """Refuse because of one value; ``kept`` is True if eager does not change that value."""
-    reason = Reason.MUTATED_INPUTS if kept else _REASONS[mismatch]
-    refuse(Status.REJECTED, reason, f"{name} {what}")
+def _described(basis: Basis, request: GraphRequest, later: Sequence[PassRecord]) -> dict[str, str]:
+    """Return the entries of the record that name the graph compared with.
+
+    Args:
+        basis: What decided.
+        request: The graph, as the passes before autograd left it.
+        later: Records of the passes within the eager fallback.
+    """
+    changed = (*request.rewritten_by, *changing(later))
+    if basis is Basis.STRUCTURE:
+        against = "structure only: the graph draws random numbers"
+    elif changed:
+        against = f"the rewritten graph{' in float64' if basis is Basis.FLOAT64 else ''}"
+    else:
+        against = basis.value
+    if not changed:
+        return {"against": against}
+    uncompared = [name for name in changed if name not in request.compared_passes]
+    how = f"not compared with eager: {', '.join(uncompared)} may change numbers"
+    return {"against": against, "rewritten_graph": how if uncompared else "compared with eager"}
 
 
-def _summary(errors: Sequence[Errors], said: dict[str, str], *, unlike: bool) -> dict[str, Any]:
-    """Return the entry of the attempt's record for a candidate that agrees with eager."""
-    if unlike:
-        drawn = {"against": "structure only: the graph draws random numbers"}
-        return {**said, **drawn, "values": len(errors)}
+def changing(records: Iterable[PassRecord]) -> tuple[str, ...]:
+    """Return the names of the passes that changed a graph."""
+    return tuple(each.name for each in records if each.changed)
+
+
+def _errors(got: Run, eager: Run, basis: Basis) -> dict[str, float]:
+    """Return the largest errors of all values; nothing if the numbers were not compared."""
+    if basis is Basis.STRUCTURE:
+        return {}
+    errors = [errors_of(got.values[name], value) for name, value in eager.values.items()]
     return {
-        **said,
-        "values": len(errors),
         "max_absolute_error": max((each.absolute for each in errors), default=0.0),
         "max_relative_error": max((each.relative for each in errors), default=0.0),
         "min_cosine": min((each.cosine for each in errors), default=1.0),

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.node import map_aggregate
 
 from composer import _torch
+from composer.chain.verify.runs import as_deep
 from composer.graphs import clones
 from composer.graphs.checkpoints import eager_forward
-from composer.graphs.nodes import attribute_at, value_of
+from composer.graphs.comparison import is_inexact
+from composer.graphs.nodes import attribute_at, graph_modules, value_of
 from composer.lowering.each import compile_each
 from composer.passes.late import LatePasses
 from composer.passes.resolve import SharedPasses
@@ -87,7 +90,7 @@ def _forward_after_passes(request: GraphRequest, shared: SharedPasses) -> Callab
 
 def _widened(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     wide = clones.clone_graph(gm)
-    for each in (each for each in wide.modules() if isinstance(each, torch.fx.GraphModule)):
+    for each in graph_modules(wide):
         for node in list(each.graph.nodes):
             _widen(each, node)
         each.recompile()
@@ -95,29 +98,41 @@ def _widened(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    """Make a node compute in float64.
+
+    Raises:
+        TypeError: it calls a module.
+    """
+    if node.op == "call_module":
+        raise TypeError("a module within the graph holds weights of its own")
+    if node.op == "get_attr":
+        _widen_attribute(gm, node)
+        return
     # Autocast would have no effect in float64, and torch would warn of that dtype: turn it off.
     if _torch.modes.enters_autocast(node.target):
         device, dtype, _, *others = node.args
         node.args = (device, dtype, False, *others)
         return
-    if _drawn_in(node) in _NARROW:
-        _draw_as_eager(node)
+    drawn = _drawn_in(node)
+    if drawn in _NARROW:
+        node.kwargs = {**node.kwargs, "dtype": drawn}  # as eager draws
+        _widen_after(node)
         return
-    node.args = _mapped(node.args)
-    node.kwargs = _mapped(node.kwargs)
+    node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _wide_dtype)
     if node.op == "call_method" and node.target in _METHODS:
         node.target = "double"
-    if node.op == "get_attr":
-        value = attribute_at(gm, str(node.target))
-        if isinstance(value, torch.Tensor):
-            name = f"_wide_{node.name}"
-            gm.register_buffer(name, _wide(value.detach()))
-            node.target = name
-    if node.op == "call_module":
-        raise TypeError("a module within the graph holds weights of its own")
     if _is_made_narrow(node):
-        for each in [user for user in node.users if _draws_from(user)] or [node]:
+        drawing = list(filter(_draws_from, node.users))
+        for each in drawing or [node]:
             _widen_after(each)
+
+
+def _widen_attribute(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    value = attribute_at(gm, str(node.target))
+    if isinstance(value, torch.Tensor):
+        name = f"_wide_{node.name}"
+        gm.register_buffer(name, _wide(value.detach()))
+        node.target = name
 
 
 def _draws_from(node: torch.fx.Node) -> bool:
@@ -130,9 +145,8 @@ def _is_made_narrow(node: torch.fx.Node) -> bool:
     """Return True if a node without floating-point inputs has a float result: ``torch.eye(8)``."""
     if not node.op.startswith("call_") or not _is_narrow(value_of(node)):
         return False
-    given = map(value_of, node.all_input_nodes)
-    tensors = (each for each in given if isinstance(each, torch.Tensor))
-    return not any(each.is_floating_point() or each.is_complex() for each in tensors)
+    operands = map(value_of, node.all_input_nodes)
+    return not any(isinstance(each, torch.Tensor) and is_inexact(each) for each in operands)
 
 
 def _is_narrow(value: Any) -> bool:
@@ -146,12 +160,6 @@ def _drawn_in(node: torch.fx.Node) -> torch.dtype | None:
     return drawn.dtype if of_torch and isinstance(drawn, torch.Tensor) else None
 
 
-def _draw_as_eager(node: torch.fx.Node) -> None:
-    """Make the node draw in eager's dtype, and convert the result to float64."""
-    node.kwargs = {**node.kwargs, "dtype": _drawn_in(node)}
-    _widen_after(node)
-
-
 def _widen_after(node: torch.fx.Node) -> None:
     """Make all users of a node read its value in float64."""
     with node.graph.inserting_after(node):
@@ -159,18 +167,12 @@ def _widen_after(node: torch.fx.Node) -> None:
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 
-def _mapped(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return torch.float64 if value in _NARROW else value
-    if isinstance(value, tuple | list):
-        return type(value)(_mapped(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _mapped(each) for key, each in value.items()}
-    return value
+def _wide_dtype(argument: Any) -> Any:
+    is_narrow = isinstance(argument, torch.dtype) and argument in _NARROW
+    return torch.float64 if is_narrow else argument
 
 
 def _wide(value: Any) -> Any:
     if not _is_narrow(value):
         return value
-    made = value.detach().to(torch.float64).requires_grad_(value.requires_grad)
-    return made if value.is_leaf else clones.not_leaf(made)
+    return as_deep(value.detach().to(torch.float64).requires_grad_(value.requires_grad), value)

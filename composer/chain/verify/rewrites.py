@@ -16,7 +16,7 @@ import torch.fx
 
 from composer.build import BuildFacts
 from composer.chain.eager_fallback import make_fallback
-from composer.chain.verify.against_eager import verify
+from composer.chain.verify.against_eager import changing, verify
 from composer.errors import PassError, Refusal, text_of
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Bounds
@@ -44,12 +44,11 @@ def rewrite(request: GraphRequest, shared: SharedPasses, bounds: Bounds | None) 
     """
     check = None if bounds is None else _Check(request, bounds)
     rewritten, records = early.rewrite(request, shared, check=check)
-    changed = tuple(each.name for each in records if each.changed)
-    compared = frozenset() if check is None else frozenset(check.compared)
-    rewritten = dataclasses.replace(rewritten, rewritten_by=changed, compared_passes=compared)
-    if bounds is None:
+    rewritten = dataclasses.replace(rewritten, rewritten_by=changing(records))
+    if check is None:
         return rewritten, shared, records
-    return _hold_later(rewritten, shared, records, bounds)
+    rewritten = dataclasses.replace(rewritten, compared_passes=frozenset(check.compared))
+    return _hold_later(rewritten, shared, records, check.bounds)
 
 
 class _Check:
@@ -61,7 +60,7 @@ class _Check:
     def __init__(self, request: GraphRequest, bounds: Bounds) -> None:
         self.compared: set[str] = set()
         self._request = request
-        self._bounds = bounds
+        self.bounds = bounds
         self._given: torch.fx.GraphModule | None = request.gm
 
     def __call__(self, each: GraphPass, before: Snapshot, after: torch.fx.GraphModule) -> None:
@@ -75,7 +74,7 @@ class _Check:
             return
         self._given = self._given or before.graph_module()
         given = dataclasses.replace(self._request, gm=self._given)
-        if _is_compared(eager_forward(after), given, SharedPasses(), self._bounds):
+        if _is_compared(eager_forward(after), given, SharedPasses(), self.bounds):
             self.compared.add(each.name)
 
 
@@ -94,7 +93,7 @@ def _hold_later(
     for each in declared:
         dropped.remove(each)
         fallback, ran = make_fallback(request, _but_for(shared, dropped))
-        if not any(record.changed and record.name == each.name for record in ran):
+        if each.name not in changing(ran):
             continue
         try:
             if _is_compared(fallback, request, without, bounds):

@@ -19,9 +19,11 @@ from composer.graphs.comparison import (
     detached_copy,
     devices,
     gradients,
+    is_inexact,
     name_of_gradient,
+    requires_grad,
 )
-from composer.graphs.nodes import value_of
+from composer.graphs.nodes import graph_modules, value_of
 from composer.records import GraphRequest
 
 _COARSE = (torch.bfloat16, torch.float16)
@@ -72,7 +74,6 @@ def run(
         TypeError: the graph would write to an input that cannot be copied.
     """
     given, copies = copied or given_copies(inputs, request)
-    leaves = {f"input {i}": each for i, each in enumerate(copies)}
     passed = changeable(given, request)
     buffers, left_alone = clones.Buffers(request), clones.LeftAlone(request)
     apart = torch.random.fork_rng(devices=devices(inputs))
@@ -80,13 +81,13 @@ def run(
         before = generator_state(inputs)
         try:
             outputs = named_outputs(function(*given))
-            wanted = _gradients(outputs, leaves, request) if request.training else {}
-            values = {n: detached_copy(each) for n, each in (outputs | wanted | passed).items()}
+            found = outputs | _gradients(outputs, copies, request) | passed
+            values = {name: detached_copy(value) for name, value in found.items()}
         finally:
             buffers.restore()
         generator = generator_state(inputs)
     before_run = changeable(inputs, request)
-    kept = frozenset(n for n in passed if same_values(values[n], before_run[n]))
+    kept = frozenset(name for name in passed if same_values(values[name], before_run[name]))
     return Run(
         values=values,
         strides=strides_of(outputs),
@@ -100,21 +101,23 @@ def run(
 
 
 def _joined(outputs: Values) -> frozenset[tuple[str, str]]:
-    tensors = [(name, each) for name, each in outputs.items() if isinstance(each, torch.Tensor)]
-    pairs = itertools.combinations(tensors, 2)
-    return frozenset((mine, other) for (mine, a), (other, b) in pairs if a is b)
+    pairs = itertools.combinations(_tensors(outputs).items(), 2)
+    return frozenset((name, other) for (name, one), (other, another) in pairs if one is another)
+
+
+def _tensors(outputs: Values) -> dict[str, torch.Tensor]:
+    return {name: each for name, each in outputs.items() if isinstance(each, torch.Tensor)}
 
 
 def _rounded_to(request: GraphRequest) -> torch.dtype | None:
     """Return the coarsest dtype of the graph's values and of autocast around or within it."""
-    modules = request.gm.modules()
-    graphs = (each for each in modules if isinstance(each, torch.fx.GraphModule))
-    nodes = [node for each in graphs for node in each.graph.nodes]
-    entered = {_torch.modes.autocast_dtype(node) for node in nodes}
-    values = (value_of(node) for node in nodes)
-    held = {each.dtype for each in values if isinstance(each, torch.Tensor)}
-    found = {dtype for _, dtype in _torch.modes.autocasts()} | entered | held
-    return next((each for each in _COARSE if each in found), None)
+    found: set[torch.dtype | None] = {dtype for _, dtype in _torch.modes.autocasts()}
+    for node in [node for each in graph_modules(request.gm) for node in each.graph.nodes]:
+        found.add(_torch.modes.autocast_dtype(node))
+        value = value_of(node)
+        if isinstance(value, torch.Tensor):
+            found.add(value.dtype)
+    return next(filter(found.__contains__, _COARSE), None)
 
 
 def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any], list[Any]]:
@@ -128,50 +131,19 @@ def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any
     """
     copies = clones.copy_inputs(inputs, keep=request.weights - _recording(inputs, request))
     _refuse_to_write(copies, inputs, request)
-    return [_as_deep(copy, value) for copy, value in zip(copies, inputs, strict=True)], copies
+    return list(map(as_deep, copies, inputs)), copies
 
 
-def named_outputs(returned: Any) -> Values:
-    """Return the outputs of a graph by name.
+def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: GraphRequest) -> None:
+    """Raise TypeError if the graph writes to an input that was not copied: a tensor subclass.
 
-    Raises:
-        Refusal: ``returned`` is not a tuple or a list.
+    Weights are exempt, since they are restored after a run.
     """
-    return {
-        f"output {i}": each
-        for i, each in enumerate(_torch.tensors.flatten(outputs_of(returned))[0])
-    }
-
-
-def _gradients(outputs: Values, leaves: Values, request: GraphRequest) -> Values:
-    """Return the gradients of the inputs and of the graph's own parameters, by name.
-
-    For a state that the graph writes to and that no output depends on, eager has no gradient, but
-    AOTAutograd gives zeros. Such a missing gradient is therefore replaced by zeros.
-    """
-    held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
-    found = gradients(outputs, leaves | held)
-    written = writes.assigned_inputs(request.gm) - writes.written_parameters(request)
-    states = {name_of_gradient(f"input {i}"): leaves[f"input {i}"] for i in written}
-    missing = {n: leaf for n, leaf in states.items() if n in found and found[n] is None}
-    return found | {name: torch.zeros_like(leaf) for name, leaf in missing.items()}
-
-
-def changeable(given: Sequence[Any], request: GraphRequest) -> Values:
-    """Return the inputs and the graph's own tensors that a run may write to, by name."""
-    written = writes.written_parameters(request)
-    held = writes.written_attributes(request.gm)
-    passed = ((i, each) for i, each in enumerate(given) if i in written or _may_change(each))
-    return {
-        **{f"input {i} afterwards": each for i, each in passed},
-        **{f"held tensor {i} afterwards": each for i, each in enumerate(held)},
-    }
-
-
-def strides_of(outputs: Values) -> dict[str, tuple[int, ...]]:
-    """Strides of the outputs that have some."""
-    tensors = {n: each for n, each in outputs.items() if isinstance(each, torch.Tensor)}
-    return {n: each.stride() for n, each in tensors.items() if each.layout is torch.strided}
+    for i in sorted(writes.assigned_inputs(request.gm) - request.weights):
+        kind = type(inputs[i])
+        if copies[i] is inputs[i] and issubclass(kind, torch.Tensor):
+            what = f"input {i}, a {kind.__name__} that the graph writes to, cannot be copied"
+            raise TypeError(what)
 
 
 def _recording(inputs: Sequence[Any], request: GraphRequest) -> frozenset[int]:
@@ -183,37 +155,65 @@ def _recording(inputs: Sequence[Any], request: GraphRequest) -> frozenset[int]:
     if not torch.is_grad_enabled():
         return frozenset()
     written = writes.assigned_inputs(request.gm) & request.weights
-    return frozenset(i for i in written if _may_change(inputs[i]) and _has_gradients(inputs[i]))
+    buffers = written - writes.written_parameters(request)
+    return frozenset(i for i in buffers if is_inexact(inputs[i]))
 
 
-def _has_gradients(value: torch.Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
-
-
-def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: GraphRequest) -> None:
-    """Raise TypeError if the graph writes to an input that was not copied: a tensor subclass.
-
-    Weights are exempt, since they are restored after a run.
-    """
-    passed = {i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-    shared = {i for i in passed - request.weights if copies[i] is inputs[i]}
-    for i in sorted(shared & writes.assigned_inputs(request.gm)):
-        what = f"input {i}, a {type(inputs[i]).__name__} that the graph writes to, cannot be copied"
-        raise TypeError(what)
-
-
-def _as_deep(copy: Any, value: Any) -> Any:
-    """Return a non-leaf copy if the input is not a leaf: autograd refuses to write to leaves."""
-    if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
+def as_deep(copy: Any, original: Any) -> Any:
+    """Return a copy that is no leaf if the original is none; autograd forbids writes to leaves."""
+    if requires_grad(original) and not original.is_leaf:
         return clones.not_leaf(copy)
     return copy
 
 
-def _may_change(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+def named_outputs(returned: Any) -> Values:
+    """Return the outputs of a graph by name.
+
+    Raises:
+        Refusal: ``returned`` is not a tuple or a list.
+    """
+    leaves, _ = _torch.tensors.flatten(outputs_of(returned))
+    return {f"output {i}": each for i, each in enumerate(leaves)}
+
+
+def _gradients(outputs: Values, copies: Sequence[Any], request: GraphRequest) -> Values:
+    """Return the gradients of the inputs and of the graph's own parameters, by name, in training.
+
+    For a state that the graph writes to and that no output depends on, eager has no gradient, but
+    AOTAutograd gives zeros. Such a missing gradient is therefore replaced by zeros.
+    """
+    if not request.training:
+        return {}
+    passed = {f"input {i}": each for i, each in enumerate(copies)}
+    held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
+    found = gradients(outputs, passed | held)
+    for i in writes.assigned_inputs(request.gm) - writes.written_parameters(request):
+        name = name_of_gradient(f"input {i}")
+        if name in found and found[name] is None:
+            found[name] = torch.zeros_like(copies[i])
+    return found
+
+
+def changeable(inputs: Sequence[Any], request: GraphRequest) -> Values:
+    """Return the inputs and the graph's own tensors that a run may write to, by name."""
+    written = writes.written_parameters(request)
+    found: Values = {}
+    for i, value in enumerate(inputs):
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        if i in written or (isinstance(value, torch.Tensor) and not is_parameter):
+            found[f"input {i} afterwards"] = value
+    for i, tensor in enumerate(writes.written_attributes(request.gm)):
+        found[f"held tensor {i} afterwards"] = tensor
+    return found
+
+
+def strides_of(outputs: Values) -> dict[str, tuple[int, ...]]:
+    """Return the strides of the outputs that have some, by name."""
+    tensors = _tensors(outputs).items()
+    return {name: each.stride() for name, each in tensors if each.layout is torch.strided}
 
 
 def generator_state(inputs: Sequence[Any]) -> torch.Tensor:
     """Return the state of the CPU's random generator and of those of the inputs' devices."""
-    states = [torch.cuda.get_rng_state(device) for device in devices(inputs)]
+    states = map(torch.cuda.get_rng_state, devices(inputs))
     return torch.cat([torch.get_rng_state(), *states])
