@@ -77,10 +77,10 @@ def outputs_of(returned: Any) -> Any:
 
 def _passed_on_to(compiled: object) -> Iterator[object]:
     """Yield the callable, then the callable that it passes its arguments on to, and so on."""
-    seen: list[object] = []
-    while compiled is not _UNKNOWN and not any(compiled is each for each in seen):
+    seen: dict[int, object] = {}  # the values keep the callables alive, so that no id is reused
+    while compiled is not _UNKNOWN and id(compiled) not in seen:
         yield compiled
-        seen.append(compiled)
+        seen[id(compiled)] = compiled
         compiled = _next_hop(compiled)
 
 

@@ -9,7 +9,7 @@ the pass.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch.fx
@@ -61,7 +61,7 @@ class _Check:
         self.compared: set[str] = set()
         self._request = request
         self.bounds = bounds
-        self._given: torch.fx.GraphModule | None = request.gm
+        self._reference: torch.fx.GraphModule | None = request.gm
 
     def __call__(self, each: GraphPass, before: Snapshot, after: torch.fx.GraphModule) -> None:
         """Compare the graph that a pass left, if the pass declares that it keeps numbers.
@@ -70,11 +70,11 @@ class _Check:
             Refusal: the numbers differ.
         """
         if not each.keeps_numbers:
-            self._given = None
+            self._reference = None
             return
-        self._given = self._given or before.graph_module()
-        given = dataclasses.replace(self._request, gm=self._given)
-        if _is_compared(eager_forward(after), given, SharedPasses(), self.bounds):
+        self._reference = self._reference or before.graph_module()
+        reference = dataclasses.replace(self._request, gm=self._reference)
+        if _is_compared(eager_forward(after), reference, SharedPasses(), self.bounds):
             self.compared.add(each.name)
 
 
@@ -86,30 +86,35 @@ def _hold_later(
     The eager fallback with all such passes removed is the reference. The passes are added back one
     at a time, and the eager fallback is compared with the reference after each.
     """
-    declared = [p for p in shared.passes if p.keeps_numbers and p.stage not in BEFORE_AUTOGRAD]
-    dropped = list(declared)
-    without = _but_for(shared, dropped)
+    declared = [
+        place
+        for place, each in enumerate(shared.passes)
+        if each.keeps_numbers and each.stage not in BEFORE_AUTOGRAD
+    ]
+    dropped = set(declared)
+    reference = _without(shared, dropped)
     compared = set(request.compared_passes)
-    for each in declared:
-        dropped.remove(each)
-        fallback, ran = make_fallback(request, _but_for(shared, dropped))
-        if each.name not in changing(ran):
+    for place in declared:
+        dropped.remove(place)
+        added = shared.passes[place]
+        fallback, ran = make_fallback(request, _without(shared, dropped))
+        if added.name not in changing(ran):
             continue
         try:
-            if _is_compared(fallback, request, without, bounds):
-                compared.add(each.name)
+            if _is_compared(fallback, request, reference, bounds):
+                compared.add(added.name)
         except Refusal as wrong:
-            failure = PassError(each.name, "numbers", text_of(wrong))
+            failure = PassError(added.name, "numbers", text_of(wrong))
             if shared.on_error == "raise":
                 raise failure from wrong
-            dropped.append(each)
-            records += (PassRecord(each.name, str(each.stage), error=str(failure)),)
+            dropped.add(place)
+            records += (PassRecord(added.name, str(added.stage), error=str(failure)),)
     request = dataclasses.replace(request, compared_passes=frozenset(compared))
-    return request, _but_for(shared, dropped), records
+    return request, _without(shared, dropped), records
 
 
-def _but_for(shared: SharedPasses, dropped: list[GraphPass]) -> SharedPasses:
-    kept = tuple(p for p in shared.passes if not any(p is each for each in dropped))
+def _without(shared: SharedPasses, places: Set[int]) -> SharedPasses:
+    kept = tuple(each for place, each in enumerate(shared.passes) if place not in places)
     return dataclasses.replace(shared, passes=kept)
 
 
