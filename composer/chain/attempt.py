@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import re
 import sys
@@ -115,7 +114,7 @@ def try_candidate(
             other exceptions are failures of the candidate.
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    is_fallback = entry.backend.may_return_original
+    is_fallback = entry.is_fallback
     vote = ranks.NOBODY if is_fallback else vote
     started, handled = time.perf_counter(), sys.exception()
     trial = _Trial(request, entry, passes, vote, made, BuildFacts())
@@ -124,8 +123,8 @@ def try_candidate(
     try:
         with _torch.modes.modes_put_back():  # a failed build may leave torch's modes changed
             entry.skip(request)
-            _decline_forward_mode(entry.backend)
             if not is_fallback:
+                _decline_forward_mode()
                 sharing.decline_shared(request)
             entry.backend.probe(request)
             entry.recall(request, trial.facts)
@@ -155,37 +154,48 @@ def _acceptable(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds
     On trial in bf16, the largest part of the graph whose numbers hold is computed in bf16. With
     several ranks it is the whole graph or nothing, because ranks might find different parts.
     """
-    entry, parts = trial.entry, iter((0,))
-    if entry.on_trial and trial.vote is ranks.NOBODY and entry.bounds_in_bf16:
-        parts = mixed_precision.parts(trial.request, entry.bounds_in_bf16, trial.passes.shared)
-        parts = itertools.chain((in_fp32,), parts) if in_fp32 else parts
-    part, told, began = next(parts), dict(trial.facts.extra), time.perf_counter()
-    timeout = entry.limits.timeout or math.inf
+    parts = _parts(trial, in_fp32)
+    part, known = next(parts), dict(trial.facts.extra)
+    deadline = time.perf_counter() + (trial.entry.limits.timeout or math.inf)
     while True:
         try:
-            return _built_and_verified(trial, part)
+            return _build_and_verify(trial, part)
         except Refusal as refusal:
-            in_time = time.perf_counter() - began < timeout
-            smaller = next(parts, None) if in_time and refusal.reason in _OFF else None
+            if refusal.reason not in _OFF or time.perf_counter() >= deadline:
+                raise
+            smaller = next(parts, None)
             if smaller is None:
                 raise
-            part, trial.facts = smaller, BuildFacts(extra=dict(told))
+            part, trial.facts = smaller, BuildFacts(extra=dict(known))
 
 
-def _built_and_verified(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
+def _parts(trial: _Trial, in_fp32: int) -> Iterator[int]:
+    """Yield how many of the first products to keep in float32, in the order to try."""
+    entry = trial.entry
+    if not entry.on_trial or trial.vote is not ranks.NOBODY:
+        yield 0
+        return
+    assert entry.bounds_in_bf16 is not None  # a candidate on trial has some
+    if in_fp32:
+        yield in_fp32
+    yield from mixed_precision.parts(trial.request, entry.bounds_in_bf16, trial.passes.shared)
+
+
+def _build_and_verify(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
     """Build in the candidate's precision, with the first ``in_fp32`` products in fp32, and verify.
 
     An engine that computes in bf16 because of its own option has to meet the bounds of fp32.
     """
     entry = trial.entry
-    found = _narrowed(trial, in_fp32)
-    bounds = entry.bounds if found is None else entry.bounds_in_bf16
+    narrowed = _narrowed(trial, in_fp32)
     trial.vote.open()
-    if found is None:
+    if narrowed is None:
+        bounds = entry.bounds
         compiled = _build_within_limits(trial, trial.request, "fp32")
     else:
+        bounds = entry.bounds_in_bf16
         own: Precision = "bf16" if entry.backend.chooses_precision else "fp32"
-        compiled = found.around(_build_within_limits(trial, found.request, own))
+        compiled = narrowed.around(_build_within_limits(trial, narrowed.request, own))
     _decline_low_coverage(trial.facts, entry.min_coverage)
     _verify(compiled, trial, bounds)
     return compiled, bounds
@@ -207,23 +217,23 @@ def _narrowed(trial: _Trial, in_fp32: int) -> Narrow | None:
         return None
     try:
         marks, on_trial = entry.backend.chooses_precision, entry.on_trial
-        found = narrow(trial.request, on_trial=on_trial, marks=marks, in_fp32=in_fp32)
+        narrowed = narrow(trial.request, on_trial=on_trial, marks=marks, in_fp32=in_fp32)
     except Stays as stays:
         if entry.on_trial:
             refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
         trial.precision, trial.facts.extra["not_in_bf16"] = "fp32", str(stays)
         return None
     trial.precision, trial.in_fp32 = "bf16", in_fp32
-    trial.facts.extra["products_in_bf16"] = found.products
-    return found
+    trial.facts.extra["products_in_bf16"] = narrowed.products
+    return narrowed
 
 
-def _decline_forward_mode(backend: Backend) -> None:
+def _decline_forward_mode() -> None:
     """Refuse if tensors may carry tangents of forward-mode AD: an engine would silently drop them.
 
     AOTAutograd's autograd functions have no rule for tangents; Inductor drops them when it fuses.
     """
-    if _torch.modes.is_forward_mode() and not backend.may_return_original:
+    if _torch.modes.is_forward_mode():
         what = "no engine computes the tangents of torch.autograd.forward_ad"
         refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
 
@@ -231,7 +241,7 @@ def _decline_forward_mode(backend: Backend) -> None:
 def _build_within_limits(
     trial: _Trial, request: GraphRequest, precision: Precision
 ) -> Callable[..., Any]:
-    entry, backend = trial.entry, trial.entry.backend
+    entry = trial.entry
     terms = BuildTerms(
         limits=entry.limits,
         precision=precision,
@@ -240,7 +250,7 @@ def _build_within_limits(
         artefacts=Artefacts(entry.keep_gib, trial.made),
         facts=trial.facts,
     )
-    if terms.limits.isolate and not (backend.may_return_original or backend.isolates_itself):
+    if entry.limits.isolate and not (entry.is_fallback or entry.backend.isolates_itself):
         sandbox.trial_build(request, entry.candidate, entry.min_coverage, terms)
         terms = dataclasses.replace(terms, clock=Clock())
     try:
@@ -275,8 +285,10 @@ def _build(request: GraphRequest, entry: ChainEntry, terms: BuildTerms) -> Calla
         who = "the backend, or another thread of the program,"
         what = f"{who} wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
-    run = prove.proven(compiled, None if backend.may_return_original else request.gm)
-    run = run if backend.may_return_original else sharing.watched(run, request)
+    if entry.is_fallback:
+        run = prove.proven(compiled, None)
+    else:
+        run = sharing.watched(prove.proven(compiled, request.gm), request)
     return run if backend.writes_as_the_graph else leaving_modes(run, request.gm)
 
 
@@ -287,25 +299,25 @@ def _compiled(backend: Backend, request: BuildRequest) -> object:
     """
     passes = request.terms.late
     if passes is None or not passes.shared.late or backend.runs_shared_passes:
-        return _answer(backend, request)
+        return _compile(backend, request)
 
     def compile_part(functional: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile one of AOTAutograd's graphs, and check that the backend did something."""
         gm = clones.clone_graph(functional)
-        compiled = _answer(backend, dataclasses.replace(request, gm=gm, example_inputs=inputs))
+        compiled = _compile(backend, dataclasses.replace(request, gm=gm, example_inputs=inputs))
         return prove.proven(compiled, None if backend.may_return_original else functional)
 
     return compile_each(request.gm, request.example_inputs, passes, compile_part)
 
 
-def _answer(backend: Backend, request: BuildRequest) -> object:
+def _compile(backend: Backend, request: BuildRequest) -> object:
     """Build, add the backend's facts to the request's, and return what it compiled."""
-    answer = backend.build(request)
-    if not isinstance(answer, Build):
-        return answer
-    if answer.facts is not None and answer.facts is not request.terms.facts:
-        request.terms.facts.add(answer.facts)
-    return answer.compiled
+    build = backend.build(request)
+    if not isinstance(build, Build):
+        return build
+    if build.facts is not None and build.facts is not request.terms.facts:
+        request.terms.facts.add(build.facts)
+    return build.compiled
 
 
 @contextlib.contextmanager
@@ -326,7 +338,7 @@ def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
 
 def _verify(compiled: Callable[..., Any], trial: _Trial, bounds: Bounds | None) -> None:
     """Compare with the eager fallback, if the policy asks for it."""
-    if bounds is None or trial.entry.backend.may_return_original:
+    if bounds is None or trial.entry.is_fallback:
         return
     compared = verify(compiled, trial.request, trial.passes.shared, bounds, trial.facts)
     if trial.entry.on_trial and not compared:
@@ -368,7 +380,7 @@ def _record(trial: _Trial, started: float) -> Attempt:
         message="",
         seconds=time.perf_counter() - started,
         coverage=facts.coverage,
-        engine={name: said for name, said in of_policy.items() if said} | facts.record(),
+        engine={name: value for name, value in of_policy.items() if value} | facts.record(),
         options=options,
         precision=trial.precision,
         products_in_fp32=trial.in_fp32,
@@ -377,32 +389,39 @@ def _record(trial: _Trial, started: float) -> Attempt:
 
 
 def _failed(trial: _Trial, error: BaseException, started: float) -> Attempt:
-    """The record of an attempt that ``error`` ended."""
+    """Return the record of an attempt that ``error`` ended."""
     status, reason = classify(error)
-    # The traceback of a refusal says nothing. If the refusal has a cause, the cause is shown.
-    fault = error.__cause__ if isinstance(error, Refusal) else error
-    said = "".join(traceback.format_exception(fault)) if fault else ""
-    kind = type(fault).__name__ if fault else ""
-    if isinstance(error, Refusal) and (error.error_type or error.traceback):
-        kind, said = error.error_type, error.traceback
+    error_type, lines = _type_and_traceback(error)
     return dataclasses.replace(
         _record(trial, started),
         status=status,
         reason=reason,
-        message=_said(error, reason),
-        error_type=kind,
-        traceback=said,
+        message=_message(error, reason),
+        error_type=error_type,
+        traceback=lines,
     )
 
 
-def _said(error: BaseException, reason: Reason) -> str:
+def _type_and_traceback(error: BaseException) -> tuple[str, str]:
+    """Return the class and the traceback of an error, or of the cause if it is a refusal."""
+    cause: BaseException | None = error
+    if isinstance(error, Refusal):
+        if error.error_type or error.traceback:
+            return error.error_type, error.traceback
+        cause = error.__cause__
+    if cause is None:
+        return "", ""
+    return type(cause).__name__, "".join(traceback.format_exception(cause))
+
+
+def _message(error: BaseException, reason: Reason) -> str:
     """Return the record's message for an error; torch's text on data dependence is shortened."""
-    said = text_of(error)
+    text = text_of(error)
     if reason is not Reason.DYNAMIC_SHAPE or isinstance(error, Refusal):
-        return said
-    places = re.findall(r'File "([^"]+)", line (\d+).*\n *(.*)', said)
+        return text
+    places = re.findall(r'File "([^"]+)", line (\d+).*\n *(.*)', text)
     where = [f" at {path}:{number}: {code}" for path, number, code in places[-1:]]
-    return f"it needs a number that only the data tell: {first_line(said)}{''.join(where)}"
+    return f"it needs a number that only the data tell: {first_line(text)}{''.join(where)}"
 
 
 def classify(error: BaseException) -> tuple[Status, Reason]:

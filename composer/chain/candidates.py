@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from composer import session
 from composer.backends import find_backend
@@ -15,6 +16,8 @@ from composer.graphs.comparison import Bounds, LowPrecisionBounds
 from composer.policy import Cache, Candidate, Facts, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.system import subprocesses
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,18 @@ class ChainEntry:
         key of a callable includes its address.
         """
         candidate = self.candidate
-        engine = candidate.backend
-        held = getattr(engine, "__self__", engine)  # a bound method is made anew each time
-        which = "" if isinstance(engine, str) else f" at {id(held):#x}"
-        given = f" with {sorted(candidate.options.items())}" if candidate.options else ""
-        return f"{candidate.name}{which}{given}{' in bf16' if self.precision == 'bf16' else ''}"
+        engine, key = candidate.backend, candidate.name
+        if not isinstance(engine, str):
+            held = getattr(engine, "__self__", engine)  # a bound method is made anew each time
+            key += f" at {id(held):#x}"
+        if candidate.options:
+            key += f" with {sorted(candidate.options.items())}"
+        return f"{key} in bf16" if self.precision == "bf16" else key
+
+    @property
+    def is_fallback(self) -> bool:
+        """True if it runs the captured graph as it is (``eager``)."""
+        return self.backend.may_return_original
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse if the policy bars the candidate, or it is in quarantine for this graph.
@@ -91,12 +101,12 @@ class ChainEntry:
         Raises:
             Refusal: ``skipped`` with ``known_failure``.
         """
-        if self.remember_days and not self.backend.may_return_original:
+        if self.remember_days and not self.is_fallback:
             failures.refuse_known(self._failure_key(request), self.remember_days, facts)
 
     def _failure_key(self, request: GraphRequest) -> str | None:
-        facts = self.candidate, self.backend, self.limits, self.precision
-        return failures.key_of(request, *facts)
+        settings = self.candidate, self.backend, self.limits, self.precision
+        return failures.key_of(request, *settings)
 
 
 def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, ...]:
@@ -115,7 +125,6 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
     bounds = bounds_of(policy) if policy.verify.when != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
     for candidate in policy.chain:
-        least = policy.min_coverage if candidate.min_coverage is None else candidate.min_coverage
         try:
             backend = find_backend(candidate.backend)
             backend.check_options(candidate.options)
@@ -125,7 +134,7 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
             entry = ChainEntry(
                 candidate=candidate,
                 backend=backend,
-                min_coverage=least,
+                min_coverage=_own_or(policy.min_coverage, candidate.min_coverage),
                 bounds=bounds,
                 limits=_limits(candidate, policy, backend),
                 remember_days=0.0 if policy.strict else cache.failures,
@@ -140,7 +149,7 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
 
 def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry]:
     """The entry as it is, in bf16, or (``precision = "auto"``) in bf16 and then in fp32."""
-    if policy.precision.mode == "fp32" or entry.backend.may_return_original:
+    if policy.precision.mode == "fp32" or entry.is_fallback:
         yield entry
         return
     on_trial = policy.precision.mode == "auto"
@@ -155,10 +164,14 @@ def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> subproces
     """Return the candidate's own limits, else the policy's, else the engine's for ``isolate``."""
     isolates = policy.isolate if "isolate" in policy.model_fields_set else backend.isolates_itself
     return subprocesses.Limits(
-        isolates if candidate.isolate is None else candidate.isolate,
-        policy.timeout if candidate.timeout is None else candidate.timeout,
-        policy.memory_limit if candidate.memory_limit is None else candidate.memory_limit,
+        _own_or(isolates, candidate.isolate),
+        _own_or(policy.timeout, candidate.timeout),
+        _own_or(policy.memory_limit, candidate.memory_limit),
     )
+
+
+def _own_or(usual: T, own: T | None) -> T:
+    return usual if own is None else own
 
 
 def bounds_of(policy: Policy) -> Bounds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
@@ -25,7 +26,7 @@ E = TypeVar("E", bound=BaseException)
 def walk(
     request: GraphRequest,
     entries: Sequence[ChainEntry],
-    shared: SharedPasses | None = None,
+    shared: SharedPasses,
     benchmark: select.Benchmark | None = None,
     *,
     strict: bool,
@@ -52,7 +53,6 @@ def walk(
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    shared = shared or SharedPasses()
     made = {} if made is None else made
     fallback = functools.partial(make_fallback, request, shared)
     obstacle = select.obstacle(request, among_ranks=agree_within > 0) if benchmark else ""
@@ -111,11 +111,19 @@ def _try_in_turn(
     """
     for place in range(number):
         tried = done.get(place) or trial(place)
-        attempt = tried.attempt
         yield tried
-        refused = not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.on_trial)
-        if (strict and refused) or (tried.is_fallback and attempt.accepted):
+        if tried.is_fallback and tried.attempt.accepted:
             return
+        if strict and _is_refused(tried.attempt):
+            return
+
+
+def _is_refused(attempt: Attempt) -> bool:
+    """Return True if a candidate was not accepted, although it should have been under ``strict``.
+
+    A candidate that the policy skips, or has on trial, need not be accepted.
+    """
+    return not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.on_trial)
 
 
 _FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
@@ -131,14 +139,14 @@ def objection(
     benchmark counts as accepted, and one on trial need not be accepted. With ``shows_faults``, it
     is the error of the first candidate that failed.
     """
-    refused = [(attempt, cause) for attempt, cause in outcome.ends if cause is not None]
-    for attempt, cause in refused:
-        if strict and not (attempt.status is Status.SKIPPED or attempt.on_trial):
+    ended = [(attempt, cause) for attempt, cause in outcome.ends if cause is not None]
+    for attempt, cause in ended:
+        if strict and _is_refused(attempt):
             return _candidate_error(attempt, cause)
         if shows_faults and attempt.status in _FAULTS:
             return _as_exception(attempt, cause)
-    if on_exhausted == "raise" and len(refused) == len(outcome.ends):
-        return ChainExhausted(outcome.attempts, [_as_exception(*each) for each in refused])
+    if on_exhausted == "raise" and len(ended) == len(outcome.ends):
+        return ChainExhausted(outcome.attempts, list(itertools.starmap(_as_exception, ended)))
     return None
 
 
