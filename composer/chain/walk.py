@@ -88,10 +88,8 @@ def verdict_cache(
     request: GraphRequest, entries: Sequence[ChainEntry], benchmark: select.Benchmark
 ) -> verdicts.VerdictCache | None:
     """Return the cache of a benchmark's verdict; ``None`` if the policy remembers none."""
-    if not benchmark.terms:
-        return None
-    engines = [(each.candidate.name, each.backend) for each in entries]
-    return verdicts.VerdictCache(request, engines, benchmark.terms, [each.key for each in entries])
+    terms = benchmark.terms
+    return verdicts.VerdictCache(request, entries, terms) if terms else None
 
 
 def _try_in_turn(

@@ -9,7 +9,8 @@ from typing import Any
 from composer import _torch
 from composer.chain import verify
 from composer.chain.select import verdicts
-from composer.chain.select.rules import mean
+from composer.chain.select.footprint import MIB
+from composer.chain.select.rules import TIE, mean, times_as_fast
 from composer.policy import Cache, Policy
 from composer.records import GraphRequest
 from composer.system.barrier import Barrier
@@ -137,6 +138,63 @@ class Result:
     why: str = ""
     under_load: bool = False
     seconds: float = 0.0
+
+    @property
+    def best(self) -> Timing:
+        """The timing of the winner."""
+        assert self.winner is not None
+        return self.timings[self.winner]
+
+    @property
+    def fallback(self) -> int:
+        """The place of the eager fallback, which is the last, if the benchmark could be run."""
+        return max(self.timings)
+
+    def ranking(self, participants: int) -> list[int]:
+        """Return the winner, then those that may serve if it fails, best first, none behind eager.
+
+        If nothing was measured, these are all that did not raise, in the order of the chain.
+
+        Args:
+            participants: The number of participants.
+        """
+        if self.winner is None:
+            return [place for place in range(participants) if place not in self.errors]
+        if self.winner == self.fallback:
+            return [self.fallback]
+        limit = TIE * self.timings[self.fallback].cost
+        costs = {place: timing.cost for place, timing in self.timings.items()}
+        others = [place for place in costs if place != self.winner and costs[place] <= limit]
+        return [self.winner, *sorted(others, key=costs.__getitem__)]
+
+    def figures(self, place: int) -> dict[str, Any]:
+        """Return the times of a participant for its record, with eager's time for comparison."""
+        timing, eager = self.timings[place], self.timings[self.fallback]
+        figures: dict[str, Any] = {
+            "ms": in_ms(timing.seconds),
+            "least_ms": in_ms(min(timing.samples)),
+            "ratio": round(timing.seconds / self.best.seconds, 4),
+            "rounds": timing.rounds,
+            "eager_ms": in_ms(eager.seconds),
+            "seconds": round(self.seconds, 4),
+        }
+        if min(timing.rounds, eager.rounds) >= 2 and place != self.fallback:
+            median, low, high = times_as_fast(timing.samples, eager.samples)
+            figures["over_eager"] = round(median, 4)
+            figures["over_eager_p25"] = round(low, 4)
+            figures["over_eager_p75"] = round(high, 4)
+        if timing.build_share:
+            figures["build_ms"] = in_ms(timing.build_share)
+        if self.under_load:
+            figures["under_load"] = True
+        if timing.grown is not None:
+            figures["mib"] = round(timing.grown / MIB, 1)
+        return figures
+
+
+def in_ms(seconds: float) -> float:
+    """Return milliseconds, rounded to four digits."""
+    return float(f"{seconds * 1e3:.4g}")
 
 
 def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:

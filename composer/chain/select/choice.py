@@ -15,8 +15,9 @@ from typing import Any
 
 from composer import session
 from composer.chain import select
+from composer.chain.select.benchmark import in_ms
 from composer.chain.select.footprint import MIB, Gauge
-from composer.chain.select.rules import lost_a_tie, times_as_fast
+from composer.chain.select.rules import lost_a_tie
 from composer.errors import Refusal, first_line, text_of
 from composer.graphs.comparison import Bounds, devices
 from composer.records import (
@@ -49,7 +50,7 @@ class Tried:
         compiled: The callable that it compiled; ``None`` if it was not accepted.
         error: The error that ended the attempt; ``None`` if it was accepted.
         passes: The shared passes that ran within it.
-        is_floor: Whether it runs the captured graph as it is (``eager``).
+        is_fallback: True if it runs the captured graph as it is (``eager``).
         bounds: How far its numbers may be off eager's; ``None`` if they are not compared.
         grown: By how many bytes the process grew when it was built; 0 if that was not measured.
     """
@@ -75,9 +76,11 @@ def first(tries: Iterable[Tried], fallback: Callable[[], Made], why: str = "") -
     """
     made: list[Tried] = []
     for each in tries:
-        made.append(_with_timing(each, f"no: {why}") if why else each)
-        if each.compiled is not None:
-            return outcome_of(made, each)
+        if each.compiled is None:
+            made.append(each)
+            continue
+        made.append(_timed(each, f"no: {why}") if why else each)
+        return outcome_of(made, each)
     return outcome_of(made, fallback_of(fallback()))
 
 
@@ -95,10 +98,13 @@ def fastest(
         request: The graph and the inputs to measure with.
         benchmark: How the policy wants them measured.
     """
-    gauge = None if benchmark.within is None else Gauge(devices(request.example_inputs))
-    if gauge is not None and not gauge.works:
-        return first(tries, fallback, "this system does not tell what memory a process holds")
-    made = list(tries if gauge is None else _weighed(tries, gauge))
+    gauge = None
+    if benchmark.within is not None:
+        gauge = Gauge(devices(request.example_inputs))
+        if not gauge.works:
+            return first(tries, fallback, "this system does not tell what memory a process holds")
+        tries = _weighed(tries, gauge)
+    made = list(tries)
     racing = [place for place, each in enumerate(made) if each.compiled is not None]
     if not racing:
         return outcome_of(made, fallback_of(fallback()))
@@ -111,13 +117,14 @@ def fastest(
         result = select.measure(
             participants, request, budget, benchmark.within, gauge, benchmark.barrier
         )
-    winner, judged = _judged(field, result)
-    # The eager fallback may stand behind the chain.
-    for place, each in zip(racing, judged, strict=False):
-        made[place] = each
-    ahead = [racing[at] for at in _ranking(result, len(field)) if at < len(racing)]
-    quarantined = [at for at, e in enumerate(made) if e.attempt.reason is Reason.QUARANTINED]
-    return outcome_of(made, field[winner], ranking=(*ahead, *quarantined))
+    order = result.ranking(len(field))
+    serves = field[order[0]]
+    for at, place in enumerate(racing):
+        made[place] = _judged(field[at], at, serves, result)
+    # An eager fallback that stands behind the chain has no place in it.
+    ranking = [racing[at] for at in order if at < len(racing)]
+    ranking += [at for at, e in enumerate(made) if e.attempt.reason is Reason.QUARANTINED]
+    return outcome_of(made, serves, ranking=tuple(ranking))
 
 
 def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
@@ -153,31 +160,25 @@ def fallback_of(made: Made) -> Tried:
 
 def _participant(each: Tried, benchmark: select.Benchmark) -> select.Participant:
     assert each.compiled is not None
-    counts = benchmark.calls is not None and not each.is_fallback
-    build_share = each.attempt.seconds / benchmark.calls if counts and benchmark.calls else 0.0
+    build_share = 0.0
+    if benchmark.calls is not None and not each.is_fallback:
+        build_share = each.attempt.seconds / benchmark.calls
     return select.Participant(each.attempt.backend, each.compiled, build_share, each.grown)
 
 
-def _judged(field: Sequence[Tried], result: select.Result) -> tuple[int, list[Tried]]:
-    """Return the place of the participant that serves, and all with their times in the records.
+def _judged(each: Tried, at: int, serves: Tried, result: select.Result) -> Tried:
+    """Return a participant with its times in the record, without its callable if it lost.
 
-    If the benchmark has no result, the first participant that did not raise serves. The compiled
-    callables of the others are released here.
+    Args:
+        each: The participant.
+        at: Its place in the benchmark.
+        serves: The participant that serves.
+        result: The result of the benchmark.
     """
-    fit = (at for at in range(len(field)) if at not in result.errors)
-    winner = next(fit) if result.winner is None else result.winner
-    judged = []
-    for at, each in enumerate(field):
-        if at in result.errors:
-            judged.append(_raised(each, result.errors[at]))
-        elif at == winner:
-            judged.append(_with_timing(each, _figures(result, at, len(field) - 1)))
-        else:
-            judged.append(_beaten(each, at, field[winner].attempt.who, result, len(field) - 1))
-    return winner, judged
-
-
-def _beaten(each: Tried, at: int, winner: str, result: select.Result, fallback: int) -> Tried:
+    if at in result.errors:
+        return _raised(each, result.errors[at])
+    if each is serves:
+        return _timed(each, f"no: {result.why}" if result.winner is None else result.figures(at))
     if result.winner is None:
         what = f"it was accepted, and not measured: {result.why}"
         refusal = Refusal(Status.SKIPPED, Reason.POLICY, what)
@@ -185,19 +186,23 @@ def _beaten(each: Tried, at: int, winner: str, result: select.Result, fallback: 
             each.attempt, status=refusal.status, reason=refusal.reason, message=what
         )
         return Tried(attempt, None, refusal)
-    timing = result.timings[at]
-    counted = ", its build counted" if timing.build_share else ""
-    best = result.timings[result.winner]
-    tie = LOST_A_TIE if timing.grown is None and lost_a_tie(timing.cost, best.cost) else ""
-    own = f"{_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
-    loaded = UNDER_LOAD if result.under_load else ""
-    attempt = dataclasses.replace(
-        _with_timing(each, _figures(result, at, fallback)).attempt,
+    slower = dataclasses.replace(
+        each.attempt,
         status=Status.NOT_CHOSEN,
         reason=Reason.SLOWER,
-        message=f"{own}; {winner} takes {_ms(best.cost):.3g} ms{_and_memory(best)}{tie}{loaded}",
+        message=_slower(result, at, serves.attempt.who),
     )
-    return Tried(attempt, None)
+    return Tried(slower.timed(result.figures(at)), None)
+
+
+def _slower(result: select.Result, at: int, winner: str) -> str:
+    timing, best = result.timings[at], result.best
+    counted = ", its build counted" if timing.build_share else ""
+    own = f"{in_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
+    what = f"{own}; {winner} takes {in_ms(best.cost):.3g} ms{_and_memory(best)}"
+    if timing.grown is None and lost_a_tie(timing.cost, best.cost):
+        what += LOST_A_TIE
+    return f"{what}{UNDER_LOAD}" if result.under_load else what
 
 
 def _and_memory(timing: select.Timing) -> str:
@@ -205,38 +210,12 @@ def _and_memory(timing: select.Timing) -> str:
     return "" if timing.grown is None else f" and {timing.grown / MIB:.0f} MiB"
 
 
-def _figures(result: select.Result, at: int, fallback: int) -> str | dict[str, Any]:
-    """Return the times of a participant for its record, with eager's time for comparison."""
-    if result.winner is None:
-        return f"no: {result.why}"
-    timing = result.timings[at]
-    figures = {
-        "ms": _ms(timing.seconds),
-        "least_ms": _ms(min(timing.samples)),
-        "ratio": round(timing.seconds / result.timings[result.winner].seconds, 4),
-        "rounds": timing.rounds,
-        "eager_ms": _ms(result.timings[fallback].seconds),
-        "seconds": round(result.seconds, 4),
-    }
-    both = min(timing.rounds, result.timings[fallback].rounds)
-    if both >= 2 and at != fallback:
-        spread = times_as_fast(timing.samples, result.timings[fallback].samples)
-        names = ("over_eager", "over_eager_p25", "over_eager_p75")
-        figures |= dict(zip(names, (round(each, 4) for each in spread), strict=True))
-    if timing.build_share:
-        figures["build_ms"] = _ms(timing.build_share)
-    if result.under_load:
-        figures["under_load"] = True
-    if timing.grown is not None:
-        figures["mib"] = round(timing.grown / MIB, 1)
-    return figures
-
-
 def _raised(each: Tried, error: BaseException) -> Tried:
     """Return a participant that raised in a sample or was refused, without its engine."""
     what = f"raised when it was measured on the first inputs: {first_line(text_of(error))}"
     refusal = Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what)
-    refusal = error if isinstance(error, Refusal) else refusal
+    if isinstance(error, Refusal):
+        refusal = error
     attempt = dataclasses.replace(
         each.attempt,
         status=refusal.status,
@@ -248,27 +227,5 @@ def _raised(each: Tried, error: BaseException) -> Tried:
     return Tried(attempt, None, error)
 
 
-def _ranking(result: select.Result, count: int) -> list[int]:
-    """Return the winner, then those that may serve if it fails, best first, none behind eager.
-
-    If nothing was measured, these are all that did not raise, in the order of the chain.
-    """
-    fallback = count - 1
-    if result.winner is None:
-        return [at for at in range(count) if at not in result.errors]
-    if result.winner == fallback:
-        return [fallback]
-    limit = select.TIE * result.timings[fallback].cost
-    measured = ((at, timing.cost) for at, timing in result.timings.items())
-    good = {at: cost for at, cost in measured if cost <= limit or at == result.winner}
-    return sorted(good, key=lambda at: (at != result.winner, good[at]))
-
-
-def _with_timing(each: Tried, timing: str | dict[str, Any]) -> Tried:
-    if each.compiled is None:
-        return each
+def _timed(each: Tried, timing: str | dict[str, Any]) -> Tried:
     return dataclasses.replace(each, attempt=each.attempt.timed(timing))
-
-
-def _ms(seconds: float) -> float:
-    return float(f"{seconds * 1e3:.4g}")

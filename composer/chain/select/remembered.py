@@ -7,6 +7,7 @@ is forgotten and the other candidates are measured.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC
 from typing import Any
@@ -16,7 +17,7 @@ from composer.chain.failures import REMEDY
 from composer.chain.select import choice
 from composer.chain.select.choice import LOST_A_TIE, UNDER_LOAD, Made, Tried
 from composer.chain.select.rules import lost_a_tie
-from composer.chain.select.verdict import CandidateRecord
+from composer.chain.select.verdict import CandidateRecord, Verdict
 from composer.chain.select.verdicts import Recalled, VerdictCache
 from composer.errors import Refusal
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
@@ -62,60 +63,58 @@ def fastest(
 
 def _outcome(recalled: Recalled, serves: Tried) -> Outcome:
     """Return the outcome of the remembered benchmark, with the winner's attempt of now."""
-    verdict, made = recalled.verdict, list[Tried]()
-    for place, each in enumerate(verdict.candidates):
-        if place == verdict.winner:
-            made.append(Tried(serves.attempt.timed(_timing(each, recalled)), None))
-        elif each.timing:
-            said = _beaten(each, recalled)
-            slower = _of_then(each, Status.NOT_CHOSEN, Reason.SLOWER, said, recalled)
-            made.append(Tried(slower, None))
-        else:
-            what = _refused(each, recalled)
-            refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, what)
-            skipped = _of_then(each, refusal.status, refusal.reason, what, recalled)
-            made.append(Tried(skipped, None, refusal))
-    return choice.outcome_of(made, serves, ranking=verdict.ranking)
+    made = [_remembered(each, recalled) for each in recalled.verdict.candidates]
+    winner = recalled.verdict.winner
+    if winner is not None:
+        timing = _timing(recalled.verdict.candidates[winner], recalled)
+        made[winner] = Tried(serves.attempt.timed(timing), None)
+    return choice.outcome_of(made, serves, ranking=recalled.verdict.ranking)
 
 
-def _of_then(
-    each: CandidateRecord, status: Status, reason: Reason, message: str, recalled: Recalled
-) -> Attempt:
-    """Return the remembered attempt of a candidate that is not built now."""
-    attempt = Attempt(
-        *(each.backend, status, reason, message, 0.0),
+def _remembered(each: CandidateRecord, recalled: Recalled) -> Tried:
+    """Return the result of a candidate that is not built now: it was slower, or not accepted."""
+    attempt = functools.partial(
+        Attempt,
+        each.backend,
+        seconds=0.0,
         engine={"precision": each.precision} if each.precision else {},
         precision=each.precision,
         products_in_fp32=each.products_in_fp32,
     )
-    return attempt.timed(_timing(each, recalled)) if each.timing else attempt
+    if each.timing:
+        slower = attempt(Status.NOT_CHOSEN, Reason.SLOWER, _slower(each, recalled.verdict))
+        return Tried(slower.timed(_timing(each, recalled)), None)
+    what = _refused(each, recalled.verdict)
+    refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, what)
+    return Tried(attempt(refusal.status, refusal.reason, what), None, refusal)
 
 
 def _timing(each: CandidateRecord, recalled: Recalled) -> dict[str, Any]:
     """Return the remembered times; measuring them took no time now."""
     measured = recalled.verdict.measured.astimezone(UTC).isoformat(timespec="seconds")
     now = {"seconds": 0.0, "measured": measured, "remembered_in": recalled.source}
-    return {**(each.timing or {}), **now}
+    return {**each.figures, **now}
 
 
-def _beaten(each: CandidateRecord, recalled: Recalled) -> str:
-    counted = ", its build counted" if "build_ms" in (each.timing or {}) else ""
-    best = f"{recalled.verdict.serves} takes {recalled.verdict.milliseconds:.3g} ms"
-    weighed = "mib" in (each.timing or {})
-    tied = not weighed and lost_a_tie(each.milliseconds, recalled.verdict.milliseconds)
-    when = f"as measured on {_date(recalled)}{LOST_A_TIE if tied else ''}"
-    loaded = UNDER_LOAD if recalled.verdict.under_load else ""
-    return f"{each.milliseconds:.3g} ms a call{counted}; {best}, {when}{loaded}"
+def _slower(each: CandidateRecord, verdict: Verdict) -> str:
+    own = f"{each.milliseconds:.3g} ms a call"
+    if "build_ms" in each.figures:
+        own += ", its build counted"
+    best = f"{verdict.serves} takes {verdict.milliseconds:.3g} ms, as measured on {_date(verdict)}"
+    if "mib" not in each.figures and lost_a_tie(each.milliseconds, verdict.milliseconds):
+        best += LOST_A_TIE
+    loaded = UNDER_LOAD if verdict.under_load else ""
+    return f"{own}; {best}{loaded}"
 
 
-def _refused(each: CandidateRecord, recalled: Recalled) -> str:
+def _refused(each: CandidateRecord, verdict: Verdict) -> str:
     if each.reason is Reason.POLICY:
         return each.message
     # What failed at a cost is kept among failures as well, and would be skipped for that again.
     remedy = "`composer cache clear verdicts failures` has it tried again"
-    then, said = f"when it was tried on {_date(recalled)}", each.message.removesuffix(REMEDY)
+    then, said = f"when it was tried on {_date(verdict)}", each.message.removesuffix(REMEDY)
     return f"{each.status} ({each.reason}) {then}: {said}; {remedy}"
 
 
-def _date(recalled: Recalled) -> str:
-    return f"{recalled.verdict.measured.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+def _date(verdict: Verdict) -> str:
+    return f"{verdict.measured.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

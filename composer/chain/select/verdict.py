@@ -1,15 +1,23 @@
 """The stored form of a verdict: a benchmark's measurements of a graph's candidates, and the winner.
 
-It may come from a file that others can write, so every text and number is bounded when it is read.
+It may come from a file that others can write. So every text and number is bounded when it is read,
+and a verdict that contradicts itself is not read.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from composer.errors import first_line
 from composer.records import EAGER, Attempt, Reason, Status, printable
@@ -32,6 +40,12 @@ def _printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("has characters that cannot be printed")
     return text
+
+
+def _complete(timing: dict[str, Any] | None) -> dict[str, Any] | None:
+    if timing and not timing.keys() >= _FIGURES:
+        raise ValueError(f"lacks some of {', '.join(sorted(_FIGURES))}")
+    return timing
 
 
 Text = Annotated[str, Field(max_length=_LONGEST), AfterValidator(_printable)]
@@ -57,7 +71,7 @@ class CandidateRecord(BaseModel):
     status: Status
     reason: Reason | None
     message: Text
-    timing: dict[Text, Number | bool] | None
+    timing: Annotated[dict[Text, Number | bool] | None, AfterValidator(_complete)]
     precision: Literal["bf16"] | None = None
     products_in_fp32: Annotated[int, Field(ge=0)] = 0
 
@@ -67,10 +81,14 @@ class CandidateRecord(BaseModel):
         return f"{self.backend} in bf16" if self.precision == "bf16" else self.backend
 
     @property
+    def figures(self) -> dict[str, float]:
+        """Its times; empty if it was not measured."""
+        return self.timing or {}
+
+    @property
     def milliseconds(self) -> float:
         """The time that it was compared by: a call, plus the counted share of the build."""
-        timing = self.timing or {}
-        return timing["ms"] + timing.get("build_ms", 0.0)
+        return self.figures["ms"] + self.figures.get("build_ms", 0.0)
 
 
 class Verdict(BaseModel):
@@ -122,52 +140,55 @@ class Verdict(BaseModel):
     @property
     def milliseconds(self) -> float:
         """The time that the winner was compared by, in milliseconds."""
-        if self.winner is not None:
-            return self.candidates[self.winner].milliseconds
-        return self._eager_milliseconds
+        if self.winner is None:
+            return self.timed[0].figures["eager_ms"]
+        return self.candidates[self.winner].milliseconds
 
     @property
-    def _eager_milliseconds(self) -> float:
-        return next(each.timing["eager_ms"] for each in self.candidates if each.timing)
+    def timed(self) -> list[CandidateRecord]:
+        """The candidates that were measured."""
+        return [each for each in self.candidates if each.timing]
 
     @property
     def under_load(self) -> bool:
         """True if other programs kept taking the cores while the benchmark was run."""
-        return any(each.timing and each.timing.get("under_load") for each in self.candidates)
+        return any(each.figures.get("under_load") for each in self.candidates)
 
     @property
     def has_too_few_rounds(self) -> bool:
         """True if a candidate that may be the fastest had time for only two calls."""
-        near = _NEAR * self.milliseconds
-        return any(
-            each.timing is not None and each.timing["rounds"] == 0 and each.milliseconds <= near
-            for each in self.candidates
-        )
+        unsure = [each.milliseconds for each in self.timed if each.figures["rounds"] == 0]
+        return min(unsure, default=math.inf) <= _NEAR * self.milliseconds
 
     @property
     def seconds(self) -> float:
         """How long the benchmark might have taken, as far as that is known."""
-        taken = (each.timing["seconds"] for each in self.candidates if each.timing)
+        taken = (each.figures["seconds"] for each in self.timed)
         return max(self.select_seconds or 0.0, *taken)
 
-    def fits(self, key: str, names: Sequence[str]) -> bool:
-        """Return True if it is for this key and chain, and is consistent."""
-        own = [each.backend for each in self.candidates]
-        timings = {at: each.timing for at, each in enumerate(self.candidates) if each.timing}
-        if self.key != key or own != list(names[: len(own)]):
-            return False
-        if not timings or not timings.keys() >= set(self.ranking):
-            return False
-        return (
-            self.chosen == (EAGER if self.winner is None else own[self.winner])
-            and len(set(self.ranking)) == len(self.ranking)
-            and all(each.keys() >= _FIGURES for each in timings.values())
-            and all(each.timing for each in self.candidates if each.reason is Reason.SLOWER)
-        )
-
+    @property
     def has_failures(self) -> bool:
         """True if one of the candidates failed, so that it should be tried again some day."""
         return any(each.status in _FAILED or each.reason in _UNCERTAIN for each in self.candidates)
+
+    def fits(self, key: str, names: Sequence[str]) -> bool:
+        """Return True if it is for this key and chain."""
+        own = [each.backend for each in self.candidates]
+        return self.key == key and own == list(names[: len(own)])
+
+    @model_validator(mode="after")
+    def _check_consistency(self) -> Verdict:
+        places = dict(enumerate(self.candidates))
+        timed = {place for place, each in places.items() if each.timing}
+        slower = {place for place, each in places.items() if each.reason is Reason.SLOWER}
+        if not timed or not timed >= slower.union(self.ranking):
+            raise ValueError("it compares candidates that were not measured")
+        if len(set(self.ranking)) < len(self.ranking):
+            raise ValueError("it ranks a candidate twice")
+        winner = EAGER if self.winner is None else places[self.winner].backend
+        if self.chosen != winner:
+            raise ValueError("the first of the ranking is not the one that was chosen")
+        return self
 
 
 def figures_of(attempt: Attempt) -> dict[str, float] | None:

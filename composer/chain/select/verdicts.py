@@ -21,6 +21,7 @@ How long verdicts are kept:
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ from pydantic import ValidationError
 
 from composer import _torch, session
 from composer.backends.base import Backend
+from composer.chain.candidates import ChainEntry
 from composer.chain.select.shared_store import SharedStore
 from composer.chain.select.verdict import Verdict, clipped, figures_of, record_of
 from composer.errors import Refusal, SandboxRefusal, causes, error_line
@@ -92,7 +94,7 @@ class Terms:
     def days_of(self, verdict: Verdict) -> float:
         """Return for how many days a verdict holds."""
         days = [self.days]
-        if verdict.has_failures():
+        if verdict.has_failures:
             days.append(self.days_with_failures)
         if verdict.under_load or verdict.has_too_few_rounds:
             days.append(self.days_if_unsure)
@@ -112,42 +114,42 @@ class VerdictCache:
 
     Args:
         request: The graph.
-        engines: The chain: names as it spells them, and the engines that they stand for.
+        entries: The chain.
         terms: How the policy wants verdicts remembered.
-        keys: What each candidate is known by in quarantine.
     """
 
-    def __init__(
-        self,
-        request: GraphRequest,
-        engines: Sequence[tuple[str, Backend]],
-        terms: Terms,
-        keys: Sequence[str],
-    ) -> None:
-        self._request = request
-        self._keys = keys
-        self._engines = engines
-        self._terms = terms
-        self._names = [name for name, _ in engines]
+    def __init__(self, request: GraphRequest, entries: Sequence[ChainEntry], terms: Terms) -> None:
+        self._request, self._entries, self._terms = request, entries, terms
         self._store = SharedStore(terms.store) if terms.store else None
         self._session = session.current()
-        self.key = key_of(request, engines)
+        self.key = key_of(request, entries)
 
     def recall(self) -> Recalled | None:
         """Return a verdict that still holds: the user's own, else the shared one, else ``None``."""
         if self.key is None:
             return None
+        trouble = ""
+        recalled = self._own(self.key)
+        if recalled is None:
+            recalled = self._shared(self.key)
+            if recalled is None:
+                return None
+            cache().put(self.key, recalled.verdict.model_dump(mode="json"))
+        elif self._session.fills_store and self._shared(self.key) is None:
+            trouble = self._share(recalled.verdict)
+        self._note(trouble)
+        return recalled
+
+    def _own(self, key: str) -> Recalled | None:
         own = cache()
-        entry = own.get(self.key)
-        recalled = self._from(str(own.path), json.dumps(entry.facts) if entry else None)
-        if self._store is None or (recalled and not self._session.fills_store):
-            return self._noted(recalled)
-        shared = self._from(self._store.name, self._store.get(self.key))
-        if shared and not recalled:
-            own.put(self.key, shared.verdict.model_dump(mode="json"))
-        if recalled and not shared:
-            return self._noted(recalled, self._share(recalled.verdict, self._store))
-        return self._noted(recalled or shared)
+        entry = own.get(key)
+        return self._read(str(own.path), json.dumps(entry.facts)) if entry else None
+
+    def _shared(self, key: str) -> Recalled | None:
+        if self._store is None:
+            return None
+        text = self._store.get(key)
+        return None if text is None else self._read(self._store.name, text)
 
     def keep(self, outcome: Outcome) -> None:
         """Remember the outcome of a benchmark, unless it would probably differ the next time.
@@ -164,18 +166,16 @@ class VerdictCache:
             own = cache()
             kept = own.put(self.key, verdict.model_dump(mode="json"))
             if self._store is not None:
-                self._note(self._share(verdict, self._store))
+                self._note(self._share(verdict))
             else:
                 self._note("" if kept else own.trouble)
 
-    def _share(self, verdict: Verdict, store: SharedStore) -> str:
-        """Put a verdict into the shared store; return why that failed, or an empty string."""
-        return "" if store.put(verdict.key, verdict.model_dump_json(indent=1)) else store.trouble
-
-    def _noted(self, recalled: Recalled | None, trouble: str = "") -> Recalled | None:
-        if recalled:
-            self._note(trouble)
-        return recalled
+    def _share(self, verdict: Verdict) -> str:
+        """Put a verdict into the shared store, if any; return why that failed, else nothing."""
+        if self._store is None:
+            return ""
+        is_kept = self._store.put(verdict.key, verdict.model_dump_json(indent=1))
+        return "" if is_kept else self._store.trouble
 
     def _note(self, trouble: str) -> None:
         self._session.unkept[self._request.graph_key] = trouble
@@ -186,10 +186,8 @@ class VerdictCache:
             cache().remove(self.key)
             self._session.verdicts.discard(self.key)
 
-    def _from(self, source: str, text: str | None) -> Recalled | None:
+    def _read(self, source: str, text: str) -> Recalled | None:
         """Return the verdict in ``text``, if it can be used; warn once if it is not a verdict."""
-        if text is None or self.key is None:
-            return None
         try:
             verdict = Verdict.model_validate_json(text)
         except ValidationError as error:
@@ -197,7 +195,8 @@ class VerdictCache:
             what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             warn_of(f"{source!r} holds what is no verdict ({what[:200]!r}); it is not used")
             return None
-        if not verdict.fits(self.key, self._names):
+        names = [each.candidate.name for each in self._entries]
+        if self.key is None or not verdict.fits(self.key, names):
             warn_of(f"{source!r} holds a verdict on another chain; it is not used")
             return None
         return Recalled(verdict, source) if self._holds(verdict) else None
@@ -206,7 +205,7 @@ class VerdictCache:
         here = session.current()
         if verdict.process == this_process() and self.key not in here.verdicts:
             return False  # composer.reset() has come since
-        serves = EAGER if verdict.winner is None else self._keys[verdict.winner]
+        serves = EAGER if verdict.winner is None else self._entries[verdict.winner].key
         if here.is_quarantined(self._request.graph_key, serves):
             return False
         if verdict.has_too_few_rounds and self._terms.seconds > verdict.seconds:
@@ -216,7 +215,7 @@ class VerdictCache:
 
     def _verdict(self, key: str, outcome: Outcome) -> Verdict:
         request = self._request
-        packages = {name for _, backend in self._engines for name in backend.packages}
+        packages = {name for each in self._entries for name in each.backend.packages}
         named = {name: version_of(name) for name in (*sorted(packages), distribution.NAME)}
         return Verdict.model_construct(
             key=key,
@@ -239,20 +238,22 @@ class VerdictCache:
         )
 
 
-def key_of(request: GraphRequest, engines: Sequence[tuple[str, Backend]]) -> str | None:
+def key_of(request: GraphRequest, entries: Sequence[ChainEntry]) -> str | None:
     """Return the SHA-256 of everything that a verdict depends on.
 
     Args:
         request: The graph; its key covers shapes, passes, options and the policy's settings.
-        engines: Names and engines of the chain.
+        entries: The chain.
 
     Returns:
         ``None`` where an engine has no :meth:`~composer.backends.base.Backend.identity`.
     """
     try:
-        identities = [(name, _identity(backend)) for name, backend in engines]
-        nameless = any(identity is None for _, identity in identities)
-        return None if nameless else _digest(request, identities)
+        identities = [_identity(each.backend) for each in entries]
+        if None in identities:
+            return None
+        names = (each.candidate.name for each in entries)
+        return _digest(request, list(zip(names, identities, strict=True)))
     except Exception as error:  # noqa: BLE001  # an engine's slip, say: told of, nothing is remembered
         control_flow.pass_on(error)
         why = error_line(error)
@@ -283,11 +284,8 @@ def sentence(facts: Mapping[str, Any]) -> str:
         verdict = Verdict.model_validate(facts)
     except ValidationError:
         return "no verdict"
-    if not verdict.fits(verdict.key, [each.backend for each in verdict.candidates]):
-        return "no verdict"
-    times = [f"{e.who} {e.milliseconds:.3g} ms" for e in verdict.candidates if e.timing]
-    named = verdict.serves, verdict.model, verdict.device
-    return "  ".join((*named, f"of {', '.join(times)}"))
+    times = [f"{each.who} {each.milliseconds:.3g} ms" for each in verdict.timed]
+    return "  ".join((verdict.serves, verdict.model, verdict.device, f"of {', '.join(times)}"))
 
 
 def _identity(backend: Backend) -> str | None:
@@ -299,11 +297,12 @@ def _identity(backend: Backend) -> str | None:
 
 def _deserves_it(outcome: Outcome) -> bool:
     """Return True if a candidate was measured, and none was left out for a temporary cause."""
-    attempts = outcome.attempts
-    passing = any(each.reason in _PASSING for each in attempts)
-    errors = (each.error for each in outcome.ends if each.error is not None)
-    system = any(_is_over_soon(each) for error in errors for each in causes(error))
-    return any(figures_of(each) for each in attempts) and not passing and not system
+    if any(each.reason in _PASSING for each in outcome.attempts):
+        return False
+    errors = itertools.chain.from_iterable(causes(end.error) for end in outcome.ends)
+    if any(map(_is_over_soon, errors)):
+        return False
+    return any(map(figures_of, outcome.attempts))
 
 
 def _is_over_soon(error: BaseException) -> bool:
