@@ -23,7 +23,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from composer.chain.select import schedule
 from composer.chain.select.benchmark import Budget, Participant, Result, Timing
@@ -75,15 +75,7 @@ def measure(
     try:
         with contextlib.ExitStack() as laid_out:
             timer = _timer(request, laid_out)
-            rounds = _Rounds(
-                participants,
-                timer,
-                budget=budget,
-                within=within,
-                gauge=gauge,
-                barrier=barrier,
-                errors=errors,
-            )
+            rounds = _Rounds(participants, timer, budget, within, gauge, barrier, errors)
             rounds.warm_up()
             rounds.run()
         result = rounds.result()
@@ -103,8 +95,7 @@ def _timer(request: GraphRequest, laid_out: contextlib.ExitStack) -> Timer:
         laid_out.enter_context(timer.laid_out())
     except BaseException as error:  # noqa: BLE001  # recorded: what serves needs no copies
         control_flow.pass_on(error)
-        what = error_line(error)
-        raise _Undecided(f"inputs cannot be copied: {what}") from None
+        raise _Undecided(f"inputs cannot be copied: {error_line(error)}") from None
     return timer
 
 
@@ -115,25 +106,23 @@ class _Rounds:
         self,
         participants: Sequence[Participant],
         timer: Timer,
-        *,
         budget: Budget,
         within: float | None,
         gauge: Gauge | None,
         barrier: Barrier | None,
         errors: dict[int, BaseException],
     ) -> None:
+        self._participants, self._timer = participants, timer
         self._within, self._gauge, self._barrier = within, gauge, barrier
-        self._grown: dict[int, int] = {}
-        self._participants = participants
-        self._timer = timer
+        self._errors = errors
         self._deadline = time.perf_counter() + budget.seconds
-        self._spare = budget.first
-        self._least_rounds = budget.least_rounds
+        self._spare, self._least_rounds = budget.first, budget.least_rounds
+        self._order = random.Random(0)
+        self._grown: dict[int, int] = {}
         self._warm: dict[int, float] = {}
         self._waiting: list[int] = []
-        self._samples: dict[int, list[float]] = {}
-        self.errors = errors
-        self._alive: list[int] = []
+        self._alive = list(range(len(participants)))
+        self._samples: dict[int, list[float]] = {place: [] for place in self._alive}
 
     def warm_up(self) -> None:
         """Make two calls of each, eager's first, to see whether the program itself raises.
@@ -142,8 +131,6 @@ class _Rounds:
             _Undecided: the program raises, or there was no time.
         """
         *engines, fallback = range(len(self._participants))
-        self._alive = [*engines, fallback]
-        self._samples = {place: [] for place in self._alive}
         for place in (fallback, *engines):
             with self._weighed(place):
                 started = time.perf_counter()
@@ -189,9 +176,8 @@ class _Rounds:
 
         A round that is not completed is not used.
         """
-        order = random.Random(0)
         for number in range(schedule.MOST_ROUNDS):
-            is_long = number >= schedule.SCOUTING and self._run_long(order)
+            is_long = number >= schedule.SCOUTING and self._run_long()
             if is_long or self._is_settled():
                 return
             if not self._fits(number):
@@ -199,17 +185,15 @@ class _Rounds:
                 if self._is_settled() or not self._fits(number):
                     return
             times: dict[int, float] = {}
-            for place in order.sample(self._alive, len(self._alive)):
+            for place in self._drawn():
                 plan = self._short_sample(place, number)
                 if self._is_over(after=plan.seconds(self._usual(place))):
                     return
                 times[place] = self._sample(place, plan, self._barrier)
-            for place in self._alive:
-                self._samples[place].append(times[place])
-            self._send_off()
+            self._add(times)
 
-    def _run_long(self, order: random.Random) -> bool:
-        """Take rounds of long samples if there is a load.
+    def _run_long(self) -> bool:
+        """Take rounds of long samples if there is a load. Only these rounds count then.
 
         Returns:
             True if there was a load, and time for a round.
@@ -222,18 +206,26 @@ class _Rounds:
             if self._is_settled():
                 return True
             left = self._deadline - time.perf_counter()
-            usual = [self._usual(place) for place in self._alive]
-            share = schedule.share_of(left, usual, self._least_rounds - number)
+            usual = {place: self._usual(place) for place in self._alive}
+            share = schedule.share_of(left, usual.values(), self._least_rounds - number)
             if share is None:
                 return number > 0
-            times: dict[int, float] = {}
-            for place in order.sample(self._alive, len(self._alive)):
-                times[place] = self._sample(place, schedule.long_sample(self._usual(place), share))
-            for place in self._alive:
-                before = self._samples[place] if number else []
-                self._samples[place] = [*before, times[place]]
-            self._send_off()
+            plans = {place: schedule.long_sample(usual[place], share) for place in self._drawn()}
+            times = {place: self._sample(place, plan) for place, plan in plans.items()}
+            if number == 0:
+                self._samples |= {place: [] for place in self._alive}
+            self._add(times)
         return True
+
+    def _drawn(self) -> list[int]:
+        """Return the participants in the order of the next round."""
+        return self._order.sample(self._alive, len(self._alive))
+
+    def _add(self, times: Mapping[int, float]) -> None:
+        """Add the samples of a round, and drop the participants that are surely behind."""
+        for place in self._alive:
+            self._samples[place].append(times[place])
+        self._send_off()
 
     def _is_under_load(self) -> bool:
         return self._timer.waiting > schedule.BUSY
@@ -241,9 +233,8 @@ class _Rounds:
     def _send_off_far(self) -> None:
         """Drop the participants whose best sample is far behind another's worst."""
         costs = {place: self._costs(place) for place in self._alive}
-        limit = max(schedule.FAR, margin_of(self._within)) * min(
-            max(each) for each in costs.values()
-        )
+        least_worst = min(map(max, costs.values()))
+        limit = max(schedule.FAR, margin_of(self._within)) * least_worst
         self._alive = [place for place, each in costs.items() if min(each) <= limit]
 
     def _fits(self, number: int) -> bool:
@@ -267,7 +258,7 @@ class _Rounds:
         costs = {p: self._usual(p) + self._participants[p].build_share for p in self._alive}
         limit = max(schedule.CLOSE, margin_of(self._within)) * min(costs.values())
         self._alive = [place for place, cost in costs.items() if cost <= limit]
-        self._waiting += [place for place, cost in costs.items() if cost > limit]
+        self._waiting += costs.keys() - self._alive
 
     def _sample(self, place: int, plan: Plan, barrier: Barrier | None = None) -> float:
         """Return the seconds of a call; a participant that raises is out, and its time infinite.
@@ -283,9 +274,8 @@ class _Rounds:
         except BaseException as error:  # noqa: BLE001  # recorded: its attempt has failed
             control_flow.pass_on(error)
             if place == len(self._participants) - 1:
-                what = error_line(error)
-                raise _Undecided(f"eager itself raises {what}") from None
-            self.errors[place] = without_locals(error, handled)
+                raise _Undecided(f"eager itself raises {error_line(error)}") from None
+            self._errors[place] = without_locals(error, handled)
             self._alive.remove(place)
             return math.inf
 
@@ -312,11 +302,8 @@ class _Rounds:
         best, margin = self._costs(front), margin_of(self._within)
         if len(best) < self._least_rounds:
             return
-        self._alive = [
-            place
-            for place in self._alive
-            if place == front or not surely_ahead(best, self._costs(place), margin)
-        ]
+        # Nobody is surely ahead of itself, so the one in front stays.
+        self._alive = [p for p in self._alive if not surely_ahead(best, self._costs(p), margin)]
 
     def _is_settled(self) -> bool:
         """Return True if the first of those left is as good as the others, or is the only one."""
@@ -336,15 +323,14 @@ class _Rounds:
         Raises:
             _Undecided: all participants that were not surely behind have raised.
         """
-        measured = (place for place in self._samples if place not in self.errors)
-        timings = {place: self._timing(place) for place in measured}
+        timings = {p: self._timing(p) for p in self._samples if p not in self._errors}
         costs = {p: timings[p].cost for p in sorted((*self._alive, *self._waiting))}
         if not costs:
             raise _Undecided("all that were left raised")
         if self._within is not None:
             costs = least_memory(costs, self._grown, self._within)
         winner, loaded = first_of_the_best(costs), self._is_under_load()
-        return Result(winner, timings, self.errors, under_load=loaded)
+        return Result(winner, timings, self._errors, under_load=loaded)
 
     def _timing(self, place: int) -> Timing:
         samples, build_share = self._samples[place], self._participants[place].build_share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from composer import _torch
 from composer.chain import verify
 from composer.errors import refuse
 from composer.graphs import clones, writes
-from composer.graphs.comparison import Values, devices, pattern, requires_grad
+from composer.graphs.comparison import devices, pattern, requires_grad
 from composer.records import GraphRequest, Reason, Status
 from composer.system import hardware
 
@@ -28,16 +29,16 @@ class Timer:
 
     def __init__(self, request: GraphRequest) -> None:
         self._request = request
-        self._inputs = [_torch.symbols.hint(value) for value in request.example_inputs]
+        self._inputs = list(map(_torch.symbols.hint, request.example_inputs))
         self._writes = writes.may_write(request.gm)
         self._buffers = clones.Buffers(request)
         self._left_alone = clones.LeftAlone(request)
         self._knows_writes = writes.is_known(request.gm)
         self._given: list[Any] = []
-        self._leaves: Values = {}
+        self._leaves: list[torch.Tensor] = []
         self._weights: dict[int, torch.Tensor] = {}
         self._devices = _accelerators(self._inputs)
-        self._seconds, self._waits = 0.0, 0.0
+        self._seconds = self._waits = 0.0
 
     @property
     def waiting(self) -> float:
@@ -45,10 +46,11 @@ class Timer:
 
         The time for which the process's own threads wait for each other is left out.
         """
+        if not self._seconds:
+            return 0.0
         threads = torch.get_num_threads()
         for_each_other = max(1 - hardware.cores() / threads, 0.0)
-        share = self._waits / (threads * self._seconds) if self._seconds else 0.0
-        return max(share - for_each_other, 0.0)
+        return max(self._waits / (threads * self._seconds) - for_each_other, 0.0)
 
     @contextlib.contextmanager
     def laid_out(self) -> Iterator[None]:
@@ -63,7 +65,7 @@ class Timer:
                 yield
             finally:
                 self._buffers.restore()
-                self._given, self._leaves = [], {}
+                self._given, self._leaves = [], []
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
         """Restore the random state afterwards, unless the program may change it meanwhile."""
@@ -73,11 +75,10 @@ class Timer:
 
     def _lay_out(self) -> None:
         self._given, copies = verify.given_copies(self._inputs, self._request)
-        named = {f"input {i}": each for i, each in enumerate(copies)}
-        sources = named | dict(self._request.gm.named_parameters())
-        self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
+        sources = filter(requires_grad, (*copies, *self._request.gm.parameters()))
+        self._leaves = [each for each in sources if each.is_leaf]
 
-    def time(self, run: Callable[..., Any], calls: int, lead: float, least: float = 0.0) -> float:
+    def time(self, run: Callable[..., Any], calls: int, lead: float, least: float) -> float:
         """Return the seconds of a call, from several calls together, or one if the graph writes.
 
         Args:
@@ -137,11 +138,11 @@ class Timer:
         if not self._request.training or not self._leaves:
             return
         roots = {i: each for i, each in enumerate(outputs) if requires_grad(each)}
-        if roots:
-            weights = [self._weight(i, root) for i, root in roots.items()]
-            leaves = list(self._leaves.values())
-            with _torch.modes.own_backward(leaves):
-                torch.autograd.grad(list(roots.values()), leaves, weights, allow_unused=True)
+        if not roots:
+            return
+        weights = list(itertools.starmap(self._weight, roots.items()))
+        with _torch.modes.own_backward(self._leaves):
+            torch.autograd.grad(list(roots.values()), self._leaves, weights, allow_unused=True)
 
     def _weight(self, index: int, root: torch.Tensor) -> torch.Tensor:
         """The gradient of an output that a backward starts from; made once, at the first call."""
@@ -152,7 +153,8 @@ class Timer:
 
 def _accelerators(values: Sequence[Any]) -> list[torch.device]:
     """Return the tensors' devices that compute asynchronously to the host."""
-    kind = torch.accelerator.current_accelerator()
-    tensors = (each for each in values if isinstance(each, torch.Tensor))
-    found = {each.device for each in tensors if kind and each.device.type == kind.type}
-    return sorted(found, key=str)
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return []
+    found = {each.device for each in values if isinstance(each, torch.Tensor)}
+    return sorted((each for each in found if each.type == accelerator.type), key=str)
