@@ -26,6 +26,8 @@ from composer.system.distribution import version_of
 _READABLE = ("surroundings", "mode")
 """Parts of a graph's key that are short and stand in the lock as text; others as a digest."""
 
+_AFTER_A_REFUSAL = ("strict", "on_exhausted", "on_pass_error", "on_runtime_error")
+
 
 def describe(
     request: GraphRequest, policy: Policy, shared: SharedPasses, position: int
@@ -41,11 +43,9 @@ def describe(
     # Fields that say what follows a refusal, or how often calls are checked, are left out: they do
     # not decide which engine serves.
     usual = Policy()
-    answers = ("strict", "on_exhausted", "on_pass_error", "on_runtime_error")
-    unchecked = policy.verify.model_copy(update={"every": usual.verify.every})
-    policy = policy.model_copy(
-        update={name: getattr(usual, name) for name in answers} | {"verify": unchecked}
-    )
+    defaults: dict[str, Any] = {name: getattr(usual, name) for name in _AFTER_A_REFUSAL}
+    defaults["verify"] = policy.verify.model_copy(update={"every": usual.verify.every})
+    policy = policy.model_copy(update=defaults)
     settings = {"mode": str(request.mode), "policy": policy.key, "passes": shared.key}
     parts = keys.parts_of(request, settings)
     inputs = keys.normalized("\n".join(map(_input, request.inputs)))
@@ -70,31 +70,32 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _input(given: GraphInput) -> str:
-    """``"x: float32[2, 8] on cpu"``."""
-    if given.kind != "tensor":
-        return f"{given.name}: {given.kind}"
-    device = given.device.partition(":")[0]
-    return f"{given.name}: {given.dtype}[{', '.join(map(str, given.shape))}] on {device}"
+def _input(described: GraphInput) -> str:
+    """Return an input as text: ``"x: float32[2, 8] on cpu"``."""
+    if described.kind != "tensor":
+        return f"{described.name}: {described.kind}"
+    device, shape = described.device.partition(":")[0], ", ".join(map(str, described.shape))
+    return f"{described.name}: {described.dtype}[{shape}] on {device}"
 
 
 def _passes(shared: SharedPasses) -> tuple[LockedPass, ...]:
-    listed = [_pass(each) for each in shared.passes]
+    listed = list(map(_pass, shared.passes))
     if shared.partitioner is not None:
-        uuid = shared.partitioner.uuid()
-        own = _digest(str(uuid)) if uuid else ""
-        listed.append(LockedPass(name=qualified_name(shared.partitioner), fingerprint=own))
+        name, fingerprint = qualified_name(shared.partitioner), _fingerprint(shared.partitioner)
+        listed.append(LockedPass(name=name, fingerprint=fingerprint))
     return tuple(listed)
 
 
 def _pass(each: GraphPass) -> LockedPass:
-    fields = {f.name: getattr(each, f.name) for f in fields_of(each)}
-    uuid = each.uuid()
-    return LockedPass(
-        name=each.name,
-        parameters=readable({name: v for name, v in fields.items() if name != "name"}),
-        fingerprint=_digest(uuid) if uuid else "",
-    )
+    fields = {field.name: getattr(each, field.name) for field in fields_of(each)}
+    fields.pop("name", None)
+    return LockedPass(name=each.name, parameters=readable(fields), fingerprint=_fingerprint(each))
+
+
+def _fingerprint(rewrite: Any) -> str:
+    """Return a digest of the uuid of a pass or partitioner; empty if it has none."""
+    uuid = rewrite.uuid()
+    return _digest(str(uuid)) if uuid else ""
 
 
 def _decisive(policy: Policy) -> dict[str, Any]:
@@ -102,35 +103,36 @@ def _decisive(policy: Policy) -> dict[str, Any]:
     usual = Policy()
     found = {}
     for name in Policy.model_fields:
-        value, default = getattr(policy, name), getattr(usual, name)
-        if value != default and policy.model_copy(update={name: default}).key != policy.key:
-            found[name] = readable(value)
+        without = policy.model_copy(update={name: getattr(usual, name)})
+        if without.key != policy.key:
+            found[name] = readable(getattr(policy, name))
     return found
 
 
 def readable(value: Any) -> Any:
     """Return a value in a form that TOML can hold and that is equal in every process."""
+    if isinstance(value, str | bytes | enum.Enum):
+        return keys.without_address(str(value))
+    if isinstance(value, bool | int | float):
+        return value
     if isinstance(value, Worded):
         return value.spelled
     if isinstance(value, BaseModel):
-        given = readable(value.model_dump(exclude_defaults=True))
-        return given["backend"] if given.keys() == {"backend"} else given
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return readable({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+        fields = readable(value.model_dump(exclude_defaults=True))
+        return fields["backend"] if fields.keys() == {"backend"} else fields
     if isinstance(value, Mapping):
-        return {str(key): readable(each) for key, each in sorted(value.items(), key=_by_name)}
+        by_name = {str(key): each for key, each in value.items()}
+        return {name: readable(by_name[name]) for name in sorted(by_name)}
     if isinstance(value, Set):
         return sorted(map(readable, value), key=str)
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [readable(each) for each in value]
-    if isinstance(value, bool | int | float) and not isinstance(value, enum.Enum):
-        return value
-    named = callable(value) and not isinstance(value, str)
-    return keys.without_address(qualified_name(value) if named else str(value))
-
-
-def _by_name(item: tuple[Any, Any]) -> str:
-    return str(item[0])
+    if isinstance(value, Sequence):
+        return list(map(readable, value))
+    if isinstance(value, type):
+        return keys.without_address(qualified_name(value))
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return readable({name: getattr(value, name) for name in names})
+    return keys.without_address(qualified_name(value) if callable(value) else str(value))
 
 
 def versions_for(backend: Backend | None) -> dict[str, str]:

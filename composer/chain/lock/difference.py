@@ -66,35 +66,38 @@ def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
         lock: The lock.
         here: The graphs that the program compiled, in order.
     """
-    found = [Difference("", "version", told) for told in versions(lock, lock.versions)]
+    found = [Difference("", "version", sentence) for sentence in versions(lock, lock.versions)]
     entries = [lock.entry(each.graph) for each in here]
-    left = {each.title: each for each in lock.graphs}
-    for same in entries:
-        left.pop(same.title if same else "", None)
+    left = {each.title: each for each in lock.graphs if each not in entries}
     for served, same in zip(here, entries, strict=True):
-        graph = served.graph
-        entry = same or left.pop(graph.title, None)
+        title = served.graph.title
+        entry = same or left.pop(title, None)
         if entry is None:
-            found.append(Difference(graph.title, "new", "new; the lock does not hold it"))
-            continue
-        found += [Difference(graph.title, *told) for told in between(entry, graph)]
-        if entry.server != graph.server:
-            found.append(Difference(graph.title, "engine", _moved(entry, served)))
-        found += [
-            Difference(graph.title, "engine", f"{told}; the lock says {called(entry)}")
-            for other, told in served.minority()
-            if other.server != entry.server
-        ]
+            found.append(Difference(title, "new", "new; the lock does not hold it"))
+        else:
+            changes = _changes(entry, served)
+            found += [Difference(title, kind, sentence) for kind, sentence in changes]
     gone = "gone; the lock holds it, and it was not compiled"
-    return found + [Difference(entry.title, "gone", gone) for entry in left.values()]
+    return found + [Difference(title, "gone", gone) for title in left]
+
+
+def _changes(entry: LockedGraph, served: Served) -> Iterator[tuple[str, str]]:
+    """Yield the kinds of differences between a graph and its entry, each with a sentence."""
+    yield from between(entry, served.graph)
+    if entry.server != served.graph.server:
+        yield "engine", _moved(entry, served)
+    for other, sentence in served.minority():
+        if other.server != entry.server:
+            yield "engine", f"{sentence}; the lock says {called(entry)}"
 
 
 def versions(lock: Lock, packages: Iterable[str]) -> Iterator[str]:
     """Yield a sentence for each package whose version is not the lock's."""
     for package in packages:
-        then, now = lock.versions.get(package, ""), version_here(package)
+        then = lock.versions.get(package) or "not installed"
+        now = version_here(package) or "not installed"
         if then != now:
-            yield f"{package} {then or 'not installed'} in the lock, {now or 'not installed'} here"
+            yield f"{package} {then} in the lock, {now} here"
 
 
 def between(locked: LockedGraph, here: LockedGraph) -> Iterator[tuple[str, str]]:
@@ -126,33 +129,27 @@ def _inputs(locked: Sequence[str], here: Sequence[str]) -> str:
         return "inputs changed: strides, or what requires grad"
     if len(locked) != len(here):
         return f"inputs changed: {', '.join(locked)} -> {', '.join(here)}"
-    pairs = [f"{a} -> {b}" for a, b in zip(locked, here, strict=True) if a != b]
-    return f"inputs changed: {'; '.join(pairs)}"
+    pairs = zip(locked, here, strict=True)
+    changed = [f"{before} -> {after}" for before, after in pairs if before != after]
+    return f"inputs changed: {'; '.join(changed)}"
 
 
 def _passes(locked: Sequence[LockedPass], here: Sequence[LockedPass]) -> str:
-    before, after = [list(map(_called, each)) for each in (locked, here)]
-    if before == after:
-        edited = [b.name for a, b in zip(locked, here, strict=True) if a != b]
-        return f"passes changed: the source of {', '.join(edited) or 'one of them'}"
-    return f"passes changed: {', '.join(before) or 'none'} -> {', '.join(after) or 'none'}"
-
-
-def _called(each: LockedPass) -> str:
-    return spelled(each.name, each.parameters)
+    before = ", ".join(spelled(each.name, each.parameters) for each in locked) or "none"
+    after = ", ".join(spelled(each.name, each.parameters) for each in here) or "none"
+    if before != after:
+        return f"passes changed: {before} -> {after}"
+    edited = [new.name for old, new in zip(locked, here, strict=True) if old != new]
+    return f"passes changed: the source of {', '.join(edited) or 'one of them'}"
 
 
 def _policy(locked: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    changed = [
-        f"{name} = {_value(locked, name)} -> {_value(here, name)}"
-        for name in dict.fromkeys((*locked, *here))
-        if locked.get(name) != here.get(name)
-    ]
+    changed = []
+    for name in dict.fromkeys((*locked, *here)):
+        before, after = locked.get(name, "the default"), here.get(name, "the default")
+        if before != after:
+            changed.append(f"{name} = {before} -> {after}")
     return f"policy changed: {'; '.join(changed) or 'what it means to this composer'}"
-
-
-def _value(policy: Mapping[str, Any], name: str) -> str:
-    return str(policy[name]) if name in policy else "the default"
 
 
 def _moved(entry: LockedGraph, served: Served) -> str:

@@ -6,7 +6,7 @@ import functools
 import os
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,27 +156,30 @@ def _parsed(path: Path, modified: int, size: int) -> Lock:
 
 def _ambiguous(lock: Lock) -> Iterator[str]:
     """Yield what makes a lock ambiguous, such as two entries of a graph after a merge in git."""
-    places: dict[object, LockedGraph] = {}
+    by_title: dict[str, LockedGraph] = {}
+    by_parts: dict[frozenset[tuple[str, str]], LockedGraph] = {}
     for graph in lock.graphs:
         if not graph.engine:
             yield f"{graph.title} has no engine"
-        found = [(graph.model, graph.position), frozenset(graph.parts.items())]
-        others = [places.setdefault(each, graph) for each in found]
-        if others[0] is not graph:
-            engines = f"{others[0].engine}, and by {graph.engine}"
+        namesake = by_title.setdefault(graph.title, graph)
+        twin = by_parts.setdefault(frozenset(graph.parts.items()), graph)
+        if namesake is not graph:
+            engines = f"{namesake.engine}, and by {graph.engine}"
             yield f"{graph.title} stands there twice (served by {engines})"
-        elif others[1] is not graph:
-            yield f"{graph.title} is the same as {others[1].title}"
+        elif twin is not graph:
+            yield f"{graph.title} is the same as {twin.title}"
 
 
 def _mistake(error: Any) -> str:
     where = ".".join(map(str, error["loc"]))
     if error["type"] != "extra_forbidden":
-        return ": ".join((*filter(None, [where]), error["msg"].removeprefix("Value error, ")))
+        message: str = error["msg"].removeprefix("Value error, ")
+        return f"{where}: {message}" if where else message
     *parents, key = error["loc"]
-    kinds: Mapping[str, type[BaseModel]] = {"graphs": LockedGraph, "passes": LockedPass}
-    held = next((kinds[each] for each in reversed(parents) if each in kinds), Lock)
-    return f"unknown key {where!r}{did_you_mean(str(key), held.model_fields)}"
+    table: type[BaseModel] = Lock
+    if "graphs" in parents:
+        table = LockedPass if "passes" in parents else LockedGraph
+    return f"unknown key {where!r}{did_you_mean(str(key), table.model_fields)}"
 
 
 def is_foreign(path: Path) -> bool:

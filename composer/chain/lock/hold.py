@@ -38,16 +38,14 @@ def hold(
     if not policy.locked and witness is None:
         return policy, entries
     graph = describe(request, policy, shared, _position(request))
-    if witness is not None:
+    if witness is None:
+        held = _held_to(_entry(graph, entries), entries)
+    else:
         witness.meet(graph, entries)
         policy = _in_the_foreground(policy)  # so that the engine that serves in the end is known
         entry = witness.entry(graph) if policy.locked else None
-    else:
-        entry = _entry(graph, entries)
-    held = _held_to(entry, entries) if entry else ()
-    if not held:
-        return policy, entries
-    return _in_the_foreground(policy, by="first"), held
+        held = _held_to(entry, entries) if entry else ()
+    return (_in_the_foreground(policy, by="first"), held) if held else (policy, entries)
 
 
 def _in_the_foreground(policy: Policy, **changes: Any) -> Policy:
@@ -80,17 +78,17 @@ def _entry(graph: LockedGraph, entries: tuple[ChainEntry, ...]) -> LockedGraph:
     entry = same or lock.nearest(graph)
     if entry is None:
         raise LockError(path, f"does not hold {graph.title}, nor any other of it")
-    told = [message for _, message in between(entry, graph)]
+    differences = [sentence for _, sentence in between(entry, graph)]
     engine = next((each.backend for each in entries if _is(each, entry)), None)
-    told += versions(lock, versions_for(engine))
+    differences += versions(lock, versions_for(engine))
     if same and not _held_to(same, entries):
-        told.append(f"{called(same)}, which it names, is not in the chain")
-    if not told:
+        differences.append(f"{called(same)}, which it names, is not in the chain")
+    if not differences:
         return entry
     if same or entry.position == graph.position:
-        raise LockError(path, f"holds {entry.title} as another than it is here", told)
+        raise LockError(path, f"holds {entry.title} as another than it is here", differences)
     nearest = f"the nearest is graph {entry.position}"
-    raise LockError(path, f"does not hold {graph.title}; {nearest}", told)
+    raise LockError(path, f"does not hold {graph.title}; {nearest}", differences)
 
 
 def _held_to(entry: LockedGraph, entries: tuple[ChainEntry, ...]) -> tuple[ChainEntry, ...]:
@@ -99,9 +97,11 @@ def _held_to(entry: LockedGraph, entries: tuple[ChainEntry, ...]) -> tuple[Chain
     If the eager fallback is the locked engine, it is added to the chain: it can be the fastest
     without being in the chain.
     """
-    if entry.engine == EAGER and not any(_is(each, entry) for each in entries):
-        entries = (*entries, *entries_of(Policy(chain=(Candidate(backend=EAGER),))))
-    if not any(_is(each, entry) for each in entries):
+    named = [each for each in entries if _is(each, entry)]
+    if not named and entry.engine == EAGER:
+        named = list(entries_of(Policy(chain=(Candidate(backend=EAGER),))))
+        entries = (*entries, *named)
+    if not named:
         return ()
     why = f"{LOCK_FILE} says {called(entry)} for this graph"
     return tuple(

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from composer import session
-from composer.backends.base import Backend
 from composer.chain.candidates import ChainEntry
 from composer.chain.lock.describe import readable, versions_for
 from composer.chain.lock.difference import Served
 from composer.chain.lock.file import Lock, LockedGraph
 from composer.records import CompileReport, plain
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """One place in a chain: the backend's name, options, precision, and the engine.
-
-    Attributes:
-        told: The options in the form that the attempt's record has.
-    """
-
-    name: str
-    options: dict[str, Any]
-    told: Any
-    precision: Literal["", "bf16"]
-    backend: Backend
 
 
 def precision_of(entry: ChainEntry) -> Literal["", "bf16"]:
@@ -49,7 +32,7 @@ class Witness:
         self.lock = lock
         self._graphs: dict[str, LockedGraph] = {}
         self._same: dict[str, str] = {}
-        self._chains: dict[str, tuple[_Place, ...]] = {}
+        self._chains: dict[str, Sequence[ChainEntry]] = {}
         self._records: dict[int, dict[str, Any]] = {}
 
     def meet(self, graph: LockedGraph, entries: Sequence[ChainEntry]) -> None:
@@ -61,16 +44,7 @@ class Witness:
         alike = (key for key, each in self._graphs.items() if each.parts == graph.parts)
         key = self._same[graph.key] = next(alike, graph.key)
         self._graphs.setdefault(key, graph)
-        self._chains[key] = tuple(
-            _Place(
-                each.candidate.name,
-                readable(each.candidate.options),
-                plain(dict(each.candidate.options)),
-                precision_of(each),
-                each.backend,
-            )
-            for each in entries
-        )
+        self._chains[key] = entries
 
     def entry(self, graph: LockedGraph) -> LockedGraph | None:
         """Return the entry of a graph in the lock that the program is compared with."""
@@ -100,36 +74,37 @@ class Witness:
 
     def _served(self, graph: LockedGraph, reports: Sequence[CompileReport]) -> Served:
         """Return the engine that serves most compiles of a graph; the others are in ``apart``."""
-        groups: list[list[Served]] = []
+        by_server = defaultdict[str, list[Served]](list)
         for each in reports:
             served = self._as_served(graph, each)
-            alike = [group for group in groups if group[0].graph.server == served.graph.server]
-            if alike:
-                alike[0].append(served)
-            else:
-                groups.append([served])
+            by_server[str(served.graph.server)].append(served)
+        groups = by_server.values()
         most = max(groups, key=lambda group: (bool(group[0].graph.engine), len(group)))
         apart = [(group[0].graph, len(group)) for group in groups if group is not most]
         return dataclasses.replace(most[0], compiles=len(reports), apart=tuple(apart))
 
     def _as_served(self, graph: LockedGraph, report: CompileReport) -> Served:
-        place = self._place(graph.key, report)
-        how = {"options": place.options, "precision": place.precision} if place else {}
-        return Served(
-            graph.model_copy(update={"engine": report.chosen, **how}),
-            versions_for(place.backend if place else None),
-            report.attempts,
-        )
+        served: dict[str, Any] = {"engine": report.chosen}
+        entry = self._entry_that_serves(graph.key, report)
+        if entry is not None:
+            served["options"] = readable(entry.candidate.options)
+            served["precision"] = precision_of(entry)
+        versions = versions_for(entry.backend if entry else None)
+        return Served(graph.model_copy(update=served), versions, report.attempts)
 
-    def _place(self, key: str, report: CompileReport) -> _Place | None:
-        """Return the engine's place in the chain, where a name may stand more than once."""
-        named = [each for each in self._chains[key] if each.name == report.chosen]
+    def _entry_that_serves(self, key: str, report: CompileReport) -> ChainEntry | None:
+        """Return the entry of the chain that serves; a name may stand there more than once."""
+        named = [each for each in self._chains[key] if each.candidate.name == report.chosen]
         accepted = [each for each in report.attempts if each.accepted]
-        if accepted:  # the last one serves
-            given = [each for each in named if each.told == accepted[-1].options]
-            on_trial = [each for each in given if (each.precision != "") == accepted[-1].on_trial]
-            named = on_trial or given or named
-        return next(iter(named), None)
+        if not accepted:
+            return next(iter(named), None)
+        serves = accepted[-1]
+
+        def likeness(entry: ChainEntry) -> tuple[bool, bool]:
+            has_its_options = plain(dict(entry.candidate.options)) == serves.options
+            return has_its_options, entry.on_trial == serves.on_trial
+
+        return max(named, key=likeness, default=None)
 
     def locks(self) -> Lock:
         """Return the lock of the program, to be written to the file."""
