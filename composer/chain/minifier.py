@@ -77,11 +77,12 @@ def _spelled(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _spelled(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_spelled(each) for each in value]
-    if value is None or isinstance(value, str | bool | int | float):
+        return list(map(_spelled, value))
+    if isinstance(value, str | int | float | None):
         return value
-    if not hasattr(value, "__qualname__") and dataclasses.is_dataclass(value):
-        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [each.name for each in dataclasses.fields(value)]
+        fields = {name: getattr(value, name) for name in names}
         return {"pass": _spelled(type(value)), **_spelled(fields)}
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    return f"{value.__module__}:{name or type(value).__qualname__}"
+    name = getattr(value, "__name__", type(value).__qualname__)
+    return f"{value.__module__}:{getattr(value, '__qualname__', name)}"

@@ -27,11 +27,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from composer import _torch
 from composer.build import BuildFacts
-from composer.errors import Refusal, error_line, refuse
+from composer.errors import error_line, refuse
 from composer.records import Reason, Status
 from composer.system import control_flow
 
@@ -43,6 +43,8 @@ _COMPANY = 5.0
 
 _SHORTEST, _LONGEST = 0.005, 1.0
 """Bounds of the seconds between two reads of the store. They grow with the wait and the ranks."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("composer")
 
@@ -113,13 +115,11 @@ def between(
         again: Whether the function was compiled before, for other inputs.
     """
     talk = _Agreement(member, graph, within, again=again)
-    with talk.unless_it_fails():
-        talk.begin()
+    talk.attempt(talk.begin)
     try:
         yield lambda place: _Asked(talk, place)
     finally:
-        with talk.unless_it_fails():
-            talk.end()
+        talk.attempt(talk.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class _Agreement:
         self._broken = False
         self._member = member
         self._rank, self._world = member.rank, member.world
-        self._others = [each for each in range(member.world) if each != member.rank]
+        self._others = sorted(set(range(member.world)) - {member.rank})
         self._graph = graph
         self._left = within
         self._again = again
@@ -213,7 +213,7 @@ class _Agreement:
         started = time.monotonic()
         missing = list(self._others)
         while not (fate := self.fate(place)):
-            missing = self._without([(r, f"{self._graph}/{place}/{r}") for r in missing])
+            missing = self._missing(place, missing)
             awaited = [r for r in missing if not self._is_elsewhere(r) and not self._stays(r)]
             waited = time.monotonic() - started
             if not awaited or waited >= self._left:
@@ -231,33 +231,36 @@ class _Agreement:
             facts |= {"without": list(fate.without), "because": fate.why}
         return {**facts, "seconds": round(seconds, 3)}
 
-    @contextlib.contextmanager
-    def unless_it_fails(self) -> Iterator[None]:
-        """Let a failure of the store end the vote. This rank then decides alone."""
+    def ask(self, step: Callable[[], T]) -> T | None:
+        """Return the result of a step; ``None`` once this rank decides alone."""
+        return None if self.alone else self.attempt(step)
+
+    def attempt(self, step: Callable[[], T]) -> T | None:
+        """Return the result of a step. If the store fails, this rank decides alone from now on."""
         try:
-            yield
-        except Refusal:
-            raise
+            return step()
         except BaseException as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
             control_flow.pass_on(error)
-            what = error_line(error)
             self._broken = True
-            self.alone = f"the store of the default group failed: {what}"
+            self.alone = f"the store of the default group failed: {error_line(error)}"
+            return None
 
     def _take(self, place: int, missing: list[int], *, late: bool) -> _Fate:
         if not missing:
             fate = self.decide(place, _Fate(taken=True, by=self._rank))
             self._store.set("met", str(self._store.add("missed", 0)))
             return fate
-        many = len(missing) > 1
-        who = f"{'ranks' if many else 'rank'} {', '.join(map(str, missing))}"
+        names = ", ".join(map(str, missing))
+        who, go_on, others = f"ranks {names}", "go on", "compile other graphs"
+        if len(missing) == 1:
+            who, go_on, others = f"rank {names}", "goes on", "compiles another graph"
         stay = any(map(self._stays, missing))
         if late:
             what = f"did not come within {self._left:.3g} s"
         elif stay:
-            what = f"go{'' if many else 'es'} on with what was compiled before"
+            what = f"{go_on} with what was compiled before"
         else:
-            what = "compile other graphs" if many else "compiles another graph"
+            what = others
         mine = _Fate(taken=True, by=self._rank, why=f"{who} {what}", without=tuple(missing))
         fate = self.decide(place, mine)
         if (late or stay) and fate == mine:
@@ -282,10 +285,9 @@ class _Agreement:
 
     def _stays(self, rank: int) -> bool:
         """Return True if a rank keeps its earlier compile while this rank compiles again."""
-        waited = time.monotonic() - self._began
-        return (
-            self._again and waited >= self._company and not self._has(f"{self._graph}/here/{rank}")
-        )
+        if not self._again or time.monotonic() - self._began < self._company:
+            return False
+        return not self._has(f"{self._graph}/here/{rank}")
 
     def _move(self, state: str) -> int:
         """Write that this rank enters (``in``) or leaves (``out``) the graph.
@@ -297,17 +299,21 @@ class _Agreement:
         self._store.set(f"at/{self._rank}", f"{number} {state} {self._graph}")
         return number
 
-    def _without(self, keys: Sequence[tuple[int, str]]) -> list[int]:
-        """The ranks whose keys are not there. One request asks for all: mostly all are there."""
-        if self._store.check([key for _, key in keys]):
+    def _missing(self, place: int, ranks: Sequence[int]) -> list[int]:
+        """The ranks that have not said yet that they can take a candidate.
+
+        One request asks for all, because usually all have said so.
+        """
+        keys = {rank: f"{self._graph}/{place}/{rank}" for rank in ranks}
+        if self._store.check(list(keys.values())):
             return []
-        return [rank for rank, key in keys if not self._has(key)]
+        return [rank for rank, key in keys.items() if not self._has(key)]
 
     def _read_all(self, keys: Sequence[str]) -> list[bytes]:
         """The values of several keys, by two requests where the store is able to and has all."""
         if self._store.has_extended_api() and self._store.check(list(keys)):
-            return [bytes(each) for each in self._store.multi_get(list(keys))]
-        return [self._read(key) for key in keys]
+            return list(map(bytes, self._store.multi_get(list(keys))))
+        return list(map(self._read, keys))
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))
@@ -325,33 +331,26 @@ class _Asked(Vote):
         self._place = place
 
     def open(self) -> None:
-        if self._talk.alone:
-            return
-        with self._talk.unless_it_fails():
-            fate = self._talk.fate(self._place)
-            if fate and not fate.taken:
-                _refuse_with(fate)
+        fate = self._talk.ask(lambda: self._talk.fate(self._place))
+        if fate is not None:
+            _skip_if_passed_over(fate)
 
     def accept(self, facts: BuildFacts) -> None:
         started = time.monotonic()
-        if not self._talk.alone:
-            with self._talk.unless_it_fails():
-                fate = self._talk.taken(self._place)
-                if not fate.taken:
-                    _refuse_with(fate)
-                facts.extra["agreed"] = self._talk.agreed(fate, time.monotonic() - started)
-                return
-        facts.extra["agreed"] = f"no: {self._talk.alone}"
+        fate = self._talk.ask(lambda: self._talk.taken(self._place))
+        if fate is None:
+            facts.extra["agreed"] = f"no: {self._talk.alone}"
+            return
+        _skip_if_passed_over(fate)
+        facts.extra["agreed"] = self._talk.agreed(fate, time.monotonic() - started)
 
     def refuse(self, why: str) -> None:
-        if self._talk.alone:
-            return
-        with self._talk.unless_it_fails():
-            fate = self._talk.passed_over(self._place, why)
-            if fate.taken:
-                self._talk.alone = "the other ranks had taken a candidate that this one cannot take"
+        fate = self._talk.ask(lambda: self._talk.passed_over(self._place, why))
+        if fate is not None and fate.taken:
+            self._talk.alone = "the other ranks had taken a candidate that this one cannot take"
 
 
-def _refuse_with(fate: _Fate) -> None:
-    what = f"rank {fate.by} could not take it: {fate.why}"
-    refuse(Status.SKIPPED, Reason.POLICY, what)
+def _skip_if_passed_over(fate: _Fate) -> None:
+    if not fate.taken:
+        what = f"rank {fate.by} could not take it: {fate.why}"
+        refuse(Status.SKIPPED, Reason.POLICY, what)

@@ -126,12 +126,11 @@ def _outcome(entry: ChainEntry, device: str) -> str:
 def _keep(entry: ChainEntry, key: str | None, attempts: Mapping[str, Attempt]) -> str:
     """Keep the results of an engine on the small graphs; return why it does not work."""
     failed = [each for each in attempts.values() if each.status in _INCOMPATIBLE]
-    if any(each.reason is Reason.OUT_OF_MEMORY for each in failed):
+    if Reason.OUT_OF_MEMORY in [each.reason for each in failed]:
         return ""  # the result says nothing about the versions
-    name = entry.candidate.name
-    why = _told(name, entry.backend, first_line(failed[0].message)) if failed else ""
+    why = _message(entry, failed[0]) if failed else ""
     if key:
-        cache().put(key, {"backend": name, "why": why})
+        cache().put(key, {"backend": entry.candidate.name, "why": why})
     return why
 
 
@@ -198,13 +197,11 @@ def _key(backend: Backend, device: str) -> str | None:
     )
 
 
-def _told(name: str, backend: Backend, why: str) -> str:
+def _message(entry: ChainEntry, failed: Attempt) -> str:
     """Return the record's message: the versions that do not work together, and what to do."""
-    engine = [f"{each} {version}" for each in backend.packages if (version := version_of(each))]
+    versions = {name: version_of(name) for name in entry.backend.packages}
+    engine = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     around = f"torch {torch.__version__} and Python {platform.python_version()}"
-    unverified = "; ".join(distribution.outside_verified())
-    remedy = f"; {unverified}" if unverified else ""
-    return (
-        f"{', '.join(engine)} with {around} fails composer's own test: {why}{remedy}; "
-        f"`composer doctor {name}` tries it again"
-    )
+    what = f"{engine} with {around} fails composer's own test: {first_line(failed.message)}"
+    remedy = f"`composer doctor {entry.candidate.name}` tries it again"
+    return "; ".join((what, *distribution.outside_verified(), remedy))

@@ -138,10 +138,11 @@ def objection(
     is the error of the first candidate that failed.
     """
     ended = [(attempt, cause) for attempt, cause in outcome.ends if cause is not None]
+    faults = _FAULTS if shows_faults else ()
     for attempt, cause in ended:
         if strict and _is_refused(attempt):
             return _candidate_error(attempt, cause)
-        if shows_faults and attempt.status in _FAULTS:
+        if attempt.status in faults:
             return _as_exception(attempt, cause)
     if on_exhausted == "raise" and len(ended) == len(outcome.ends):
         return ChainExhausted(outcome.attempts, list(itertools.starmap(_as_exception, ended)))
