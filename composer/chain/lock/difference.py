@@ -94,10 +94,13 @@ def _changes(entry: LockedGraph, served: Served) -> Iterator[tuple[str, str]]:
 def versions(lock: Lock, packages: Iterable[str]) -> Iterator[str]:
     """Yield a sentence for each package whose version is not the lock's."""
     for package in packages:
-        then = lock.versions.get(package) or "not installed"
-        now = version_here(package) or "not installed"
+        then, now = lock.versions.get(package, ""), version_here(package)
         if then != now:
-            yield f"{package} {then} in the lock, {now} here"
+            yield f"{package} {_version(then)} in the lock, {_version(now)} here"
+
+
+def _version(text: str) -> str:
+    return text or "not installed"
 
 
 def between(locked: LockedGraph, here: LockedGraph) -> Iterator[tuple[str, str]]:
@@ -135,12 +138,15 @@ def _inputs(locked: Sequence[str], here: Sequence[str]) -> str:
 
 
 def _passes(locked: Sequence[LockedPass], here: Sequence[LockedPass]) -> str:
-    before = ", ".join(spelled(each.name, each.parameters) for each in locked) or "none"
-    after = ", ".join(spelled(each.name, each.parameters) for each in here) or "none"
+    before, after = _spelled(locked), _spelled(here)
     if before != after:
         return f"passes changed: {before} -> {after}"
     edited = [new.name for old, new in zip(locked, here, strict=True) if old != new]
     return f"passes changed: the source of {', '.join(edited) or 'one of them'}"
+
+
+def _spelled(passes: Sequence[LockedPass]) -> str:
+    return ", ".join(spelled(each.name, each.parameters) for each in passes) or "none"
 
 
 def _policy(locked: Mapping[str, Any], here: Mapping[str, Any]) -> str:

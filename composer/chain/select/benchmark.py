@@ -10,7 +10,7 @@ from composer import _torch
 from composer.chain import verify
 from composer.chain.select import verdicts
 from composer.chain.select.footprint import MIB
-from composer.chain.select.rules import TIE, mean, times_as_fast
+from composer.chain.select.rules import TIE, at_most, mean, times_as_fast
 from composer.policy import Cache, Policy
 from composer.records import GraphRequest
 from composer.system.barrier import Barrier
@@ -164,8 +164,8 @@ class Result:
             return [self.fallback]
         limit = TIE * self.timings[self.fallback].cost
         costs = {place: timing.cost for place, timing in self.timings.items()}
-        others = [place for place in costs if place != self.winner and costs[place] <= limit]
-        return [self.winner, *sorted(others, key=costs.__getitem__)]
+        by_cost = sorted(at_most(limit, costs), key=costs.__getitem__)
+        return list(dict.fromkeys((self.winner, *by_cost)))
 
     def figures(self, place: int) -> dict[str, Any]:
         """Return the times of a participant for its record, with eager's time for comparison."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class Gauge:
         """Bytes that are held, after garbage was collected."""
         gc.collect()
         if self._devices:
-            return sum(torch.cuda.memory_allocated(each) for each in self._devices)
+            return sum(map(torch.cuda.memory_allocated, self._devices))
         _trim()
         return _anonymous() or 0
 
@@ -55,17 +56,17 @@ class Gauge:
 
     def peak(self) -> int:
         """The most bytes that were held at a time; 0 on the CPU."""
-        return sum(torch.cuda.max_memory_allocated(each) for each in self._devices)
+        return sum(map(torch.cuda.max_memory_allocated, self._devices))
 
 
 def _anonymous() -> int | None:
-    """``None`` where the system does not tell."""
+    """Return the bytes of resident memory without a file; ``None`` if the system does not tell."""
     try:
-        lines = _STATUS.read_text().splitlines()
+        status = _STATUS.read_text()
     except OSError:
         return None
-    found = (line.split()[1] for line in lines if line.startswith("RssAnon:"))
-    return next((int(kib) << 10 for kib in found), None)
+    found = re.search(r"^RssAnon:\s*(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) << 10 if found else None
 
 
 def _trim() -> None:

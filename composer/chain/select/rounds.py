@@ -30,6 +30,7 @@ from composer.chain.select.benchmark import Budget, Participant, Result, Timing
 from composer.chain.select.footprint import Gauge
 from composer.chain.select.rules import (
     TIE,
+    at_most,
     first_of_the_best,
     least_memory,
     margin_of,
@@ -232,10 +233,9 @@ class _Rounds:
 
     def _send_off_far(self) -> None:
         """Drop the participants whose best sample is far behind another's worst."""
-        costs = {place: self._costs(place) for place in self._alive}
-        least_worst = min(map(max, costs.values()))
-        limit = max(schedule.FAR, margin_of(self._within)) * least_worst
-        self._alive = [place for place, each in costs.items() if min(each) <= limit]
+        least_worst = min(max(self._costs(place)) for place in self._alive)
+        bests = {place: min(self._costs(place)) for place in self._alive}
+        self._alive = at_most(max(schedule.FAR, margin_of(self._within)) * least_worst, bests)
 
     def _fits(self, number: int) -> bool:
         """Return True if there is time for the short samples of this round."""
@@ -257,7 +257,7 @@ class _Rounds:
         """
         costs = {p: self._usual(p) + self._participants[p].build_share for p in self._alive}
         limit = max(schedule.CLOSE, margin_of(self._within)) * min(costs.values())
-        self._alive = [place for place, cost in costs.items() if cost <= limit]
+        self._alive = at_most(limit, costs)
         self._waiting += costs.keys() - self._alive
 
     def _sample(self, place: int, plan: Plan, barrier: Barrier | None = None) -> float:

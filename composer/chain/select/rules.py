@@ -52,11 +52,16 @@ def least_memory(
     Returns:
         The seconds of those left, by place. Memory that differs by up to 8 MiB or 5 % is equal.
     """
-    limit = margin_of(within) * min(costs.values())
-    fit = [place for place, cost in costs.items() if cost <= limit]
-    least = min(grown[place] for place in fit)
-    most = least + max(_SAME_BYTES, _SAME_SHARE * least)
-    return {place: costs[place] for place in fit if grown[place] <= most}
+    fast = at_most(margin_of(within) * min(costs.values()), costs)
+    memory = {place: grown[place] for place in fast}
+    least = min(memory.values())
+    light = at_most(least + max(_SAME_BYTES, _SAME_SHARE * least), memory)
+    return {place: costs[place] for place in light}
+
+
+def at_most(limit: float, figures: Mapping[int, float]) -> list[int]:
+    """Return the places whose figure is not more than the limit, in their order."""
+    return [place for place, figure in figures.items() if figure <= limit]
 
 
 def margin_of(within: float | None) -> float:
@@ -66,8 +71,7 @@ def margin_of(within: float | None) -> float:
 
 def first_of_the_best(costs: Mapping[int, float]) -> int:
     """Return the first place, in the order of ``costs``, that ties with the fastest."""
-    best = min(costs.values())
-    return next(place for place, cost in costs.items() if cost <= TIE * best)
+    return at_most(TIE * min(costs.values()), costs)[0]
 
 
 def lost_a_tie(cost: float, winner: float) -> bool:

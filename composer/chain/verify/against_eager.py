@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from composer.errors import Refusal, error_line, first_line, refuse, text_of
 from composer.graphs import collectives
 from composer.graphs.comparison import (
     Bounds,
+    Errors,
     Mismatch,
     Values,
     devices,
@@ -56,13 +58,18 @@ _FURTHER = 10.0
 """Eager's rounding error is assumed to be at most this many times the bounds of an engine."""
 
 
-class Basis(Enum):
-    """The values that a candidate's numbers were compared with."""
+class Basis(StrEnum):
+    """The values that a candidate's numbers were compared with, as the record calls them."""
 
     EAGER = "eager"
     FLOAT64 = "float64"
-    STRUCTURE = "structure"
-    """None: the graph draws random numbers, so only structure and finiteness were compared."""
+    STRUCTURE = "structure only: the graph draws random numbers"
+
+
+_IF_REWRITTEN = {
+    Basis.EAGER: "the rewritten graph",
+    Basis.FLOAT64: "the rewritten graph in float64",
+}
 
 
 def obstacle(request: GraphRequest) -> str:
@@ -363,17 +370,13 @@ def _described(basis: Basis, request: GraphRequest, later: Sequence[PassRecord])
         later: Records of the passes within the eager fallback.
     """
     changed = (*request.rewritten_by, *changing(later))
-    if basis is Basis.STRUCTURE:
-        against = "structure only: the graph draws random numbers"
-    elif changed:
-        against = f"the rewritten graph{' in float64' if basis is Basis.FLOAT64 else ''}"
-    else:
-        against = basis.value
     if not changed:
-        return {"against": against}
+        return {"against": basis}
+    how = "compared with eager"
     uncompared = [name for name in changed if name not in request.compared_passes]
-    how = f"not compared with eager: {', '.join(uncompared)} may change numbers"
-    return {"against": against, "rewritten_graph": how if uncompared else "compared with eager"}
+    if uncompared:
+        how = f"not compared with eager: {', '.join(uncompared)} may change numbers"
+    return {"against": _IF_REWRITTEN.get(basis, basis), "rewritten_graph": how}
 
 
 def changing(records: Iterable[PassRecord]) -> tuple[str, ...]:
@@ -385,9 +388,10 @@ def _errors(got: Run, eager: Run, basis: Basis) -> dict[str, float]:
     """Return the largest errors of all values; nothing if the numbers were not compared."""
     if basis is Basis.STRUCTURE:
         return {}
-    errors = [errors_of(got.values[name], value) for name, value in eager.values.items()]
+    pairs = zip(got.values.values(), eager.values.values(), strict=True)
+    errors = [Errors(), *itertools.starmap(errors_of, pairs)]
     return {
-        "max_absolute_error": max((each.absolute for each in errors), default=0.0),
-        "max_relative_error": max((each.relative for each in errors), default=0.0),
-        "min_cosine": min((each.cosine for each in errors), default=1.0),
+        "max_absolute_error": max(map(operator.attrgetter("absolute"), errors)),
+        "max_relative_error": max(map(operator.attrgetter("relative"), errors)),
+        "min_cosine": min(map(operator.attrgetter("cosine"), errors)),
     }

@@ -127,7 +127,7 @@ def _callee(function: object, owner: object = _UNKNOWN) -> object:
         value = function.__globals__.get(root, _UNKNOWN)
     else:
         return _UNKNOWN
-    skipped = 0 if owner is _UNKNOWN else 1
+    skipped = int(owner is not _UNKNOWN)
     if not _passes_on(function, ".".join((root, *path)), skipped):
         return _UNKNOWN
     for name in path:
