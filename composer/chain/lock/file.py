@@ -221,9 +221,6 @@ def _text(lock: Lock, command: Sequence[str]) -> str:
 
     table = lock.model_dump(exclude_defaults=True)
     table["graphs"] = [{**each, "inputs": list(each["inputs"])} for each in table["graphs"]]
-    return f"# Written by `{_said(command)}`: the engine of each graph.\n" + tomli_w.dumps(table)
-
-
-def _said(command: Sequence[str]) -> str:
-    """Return the command in one line, without control characters, which TOML's comments forbid."""
-    return printable(shlex.join((*_OURS.split(), *command)))
+    # TOML forbids control characters in comments.
+    line = printable(shlex.join((*_OURS.split(), *command)))
+    return f"# Written by `{line}`: the engine of each graph.\n{tomli_w.dumps(table)}"

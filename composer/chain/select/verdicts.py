@@ -65,39 +65,30 @@ class Terms:
     """How the policy wants verdicts remembered.
 
     Attributes:
-        days: For how many days.
-        days_with_failures: The same for verdicts of benchmarks in which a candidate failed.
-        days_if_unsure: The same for those that were reached under a load, which may slow one engine
-            down fifty times and another not at all, so no lead is a sure one; or in too few
-            rounds.
-        store: Path or URL of the shared store; ``None`` for none.
+        cache: The settings of what is kept on disk, and of the shared store.
         seconds: How long a benchmark may take at least. An unsure result that was found in less
             time is not used.
     """
 
-    days: float
-    days_with_failures: float
-    days_if_unsure: float
-    store: str | None = None
-    seconds: float = 0.0
+    cache: Cache
+    seconds: float
 
     @staticmethod
     def of(policy: Policy, cache: Cache) -> Terms | None:
         """Return the policy's terms; ``None`` if verdicts are neither kept nor looked for."""
-        days = cache.verdicts
-        if policy.strict or not days:
+        if policy.strict or not cache.verdicts:
             return None
-        failures, unsure = min(days, cache.failures), min(days, _DAYS_IF_UNSURE)
-        seconds = _LEAST_SECONDS if policy.select.seconds is None else policy.select.seconds
-        return Terms(days, failures, unsure, cache.store, seconds)
+        seconds = policy.select.seconds
+        return Terms(cache, _LEAST_SECONDS if seconds is None else seconds)
 
     def days_of(self, verdict: Verdict) -> float:
         """Return for how many days a verdict holds."""
-        days = [self.days]
+        days = [self.cache.verdicts]
         if verdict.has_failures:
-            days.append(self.days_with_failures)
+            days.append(self.cache.failures)
+        # A load may slow one engine down fifty times and another not at all: no lead is a sure one.
         if verdict.under_load or verdict.has_too_few_rounds:
-            days.append(self.days_if_unsure)
+            days.append(_DAYS_IF_UNSURE)
         return min(days)
 
 
@@ -120,7 +111,7 @@ class VerdictCache:
 
     def __init__(self, request: GraphRequest, entries: Sequence[ChainEntry], terms: Terms) -> None:
         self._request, self._entries, self._terms = request, entries, terms
-        self._store = SharedStore(terms.store) if terms.store else None
+        self._store = SharedStore(terms.cache.store) if terms.cache.store else None
         self._session = session.current()
         self.key = key_of(request, entries)
 
