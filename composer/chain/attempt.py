@@ -57,14 +57,9 @@ from composer.system.memory import lacks_memory
 
 @dataclass
 class _Trial:
-    """One attempt under way.
+    """One attempt under way. Its other attributes are arguments of :func:`try_candidate`.
 
     Attributes:
-        request: The graph.
-        entry: The candidate.
-        passes: The shared passes, as they run within it.
-        vote: The vote of the other ranks.
-        made: Results that engines share, such as an exported model of the graph.
         facts: The facts of the current build.
         precision: The precision that the policy asks for; ``None`` if it asks for none, or if it is
             not known yet.
@@ -202,11 +197,7 @@ def _build_and_verify(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], 
 
 
 def _narrowed(trial: _Trial, in_fp32: int) -> Narrow | None:
-    """The graph rewritten to bfloat16, if that is the candidate's precision.
-
-    Args:
-        trial: The attempt.
-        in_fp32: How many products, from the first on, stay in float32.
+    """Return the graph rewritten to bfloat16, if that is the candidate's precision.
 
     Raises:
         Refusal: ``skipped``, for a trial in bf16 where the graph gains nothing from it.
@@ -425,7 +416,7 @@ def _message(error: BaseException, reason: Reason) -> str:
 
 
 def classify(error: BaseException) -> tuple[Status, Reason]:
-    """The status and the reason code of an exception that ended an attempt."""
+    """Return the status and the reason code of an exception that ended an attempt."""
     if isinstance(error, Refusal):
         return error.status, error.reason
     chained = tuple(causes(error))

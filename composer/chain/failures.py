@@ -48,24 +48,21 @@ def key_of(
     candidate: Candidate,
     backend: Backend,
     limits: object,
-    precision: str | None = None,
+    precision: str | None,
 ) -> str | None:
     """Return the SHA-256 of everything that a failure depends on.
 
     Args:
         request: The graph; its key covers shapes, passes and the policy's settings.
         candidate: The entry of the chain.
-        backend: The candidate's engine.
+        backend: The candidate's engine. Without an identity of it, the key is ``None``.
         limits: The limits of its build.
         precision: Its precision, if the policy asks for one.
-
-    Returns:
-        The key; ``None`` if the engine has no :meth:`~composer.backends.base.Backend.identity`.
     """
     identity = backend.identity()
     if identity is None:
         return None
-    facts = {
+    facts: dict[str, Any] = {
         "graph": request.graph_key,
         "backend": [candidate.name, identity],
         "options": repr(sorted(candidate.options.items())),
@@ -73,8 +70,9 @@ def key_of(
         "limits": repr(limits),
         "versions": [version_of(distribution.NAME), torch.__version__, platform.python_version()],
         "device": _device(request.device),
-        **({"precision": precision} if precision else {}),
     }
+    if precision:
+        facts["precision"] = precision
     return digest_of(facts)
 
 
@@ -104,21 +102,19 @@ def refuse_known(key: str | None, days: float, facts: BuildFacts) -> None:
     own = entry.facts.get("process") == this_process()
     if not -DAY < age <= days * DAY or (own and key not in session.current().failures):
         return
-    told = entry.facts
-    said = first_line(told["message"])
-    what = f"{told['status']} ({told['reason']}) {_ago(age)}: {said}{REMEDY}"
-    raise Refusal(Status.SKIPPED, Reason.KNOWN_FAILURE, what, told["error_type"], told["traceback"])
+    known = entry.facts
+    what = (
+        f"{known['status']} ({known['reason']}) {_ago(age)}: {first_line(known['message'])}{REMEDY}"
+    )
+    error = known["error_type"], known["traceback"]
+    raise Refusal(Status.SKIPPED, Reason.KNOWN_FAILURE, what, *error)
 
 
 def is_expensive(attempt: Attempt, error: BaseException) -> bool:
-    """Return True if a failure was expensive enough to be remembered.
+    """Return True if the failure of an attempt was expensive enough to be remembered.
 
     An error that is not an ``Exception`` is not remembered. It may have come from outside, such as
     a time limit that another thread set.
-
-    Args:
-        attempt: The candidate's record.
-        error: The error that ended the attempt.
     """
     if isinstance(error, SandboxRefusal) and error.by_others:
         return False
@@ -145,7 +141,7 @@ def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:
     Args:
         key: The result of :func:`key_of`.
         request: The graph.
-        attempt: The candidate's record. If it cannot be kept, the record says why.
+        attempt: The candidate's record. If the failure cannot be kept, the record says why.
     """
     if key is None:
         return

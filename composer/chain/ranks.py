@@ -50,31 +50,24 @@ log = logging.getLogger("composer")
 
 
 class Vote:
-    """The vote of the ranks on one candidate. The base class is for a process without others."""
+    """The vote of the ranks on one candidate. The base class is for a process without others.
+
+    :meth:`open` and :meth:`accept` raise a ``Refusal`` (``skipped`` with ``policy``) if another
+    rank could not take the candidate.
+    """
 
     def open(self) -> None:
-        """Check, before anything is built, that the candidate is not passed over already.
-
-        Raises:
-            Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
-        """
+        """Check, before anything is built, that the candidate is not passed over already."""
 
     def accept(self, facts: BuildFacts) -> None:
-        """Say that this rank can take the candidate, and wait for the others.
+        """Say that this rank can take the candidate, wait for the others, and add how they agreed.
 
         Args:
-            facts: Of the attempt, where it is said how the ranks agreed.
-
-        Raises:
-            Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
+            facts: The facts of the attempt.
         """
 
     def refuse(self, why: str) -> None:
-        """Say that this rank cannot take the candidate.
-
-        Args:
-            why: The reason, for the records of the others.
-        """
+        """Say that this rank cannot take the candidate, with the reason for the others' records."""
 
 
 NOBODY = Vote()
@@ -85,35 +78,27 @@ Ballots = Callable[[int], Vote]
 """Gives the vote on the candidate at a place of the chain. The first place is 0."""
 
 
-@contextlib.contextmanager
-def among_ranks(graph: str, within: float, *, again: bool = False) -> Iterator[Ballots]:
+def among_ranks(
+    graph: str, within: float, *, again: bool = False
+) -> contextlib.AbstractContextManager[Ballots]:
     """Let the ranks of the default group vote on one graph, if there are other ranks.
 
     Args:
         graph: The graph's key, which is the same on all ranks.
         within: Seconds to wait for others, for the whole chain. With 0 they are not asked.
-        again: Whether the function was compiled before, for other inputs.
+        again: True if the function was compiled before, for other inputs.
     """
     member = _torch.ranks.group_member() if within else None
     if member is None:
-        yield lambda _: NOBODY
-    else:
-        with between(member, graph, within, again=again) as votes:
-            yield votes
+        return contextlib.nullcontext(lambda _: NOBODY)
+    return between(member, graph, within, again=again)
 
 
 @contextlib.contextmanager
 def between(
     member: _torch.ranks.GroupMember, graph: str, within: float, *, again: bool = False
 ) -> Iterator[Ballots]:
-    """Let this rank and the others vote on one graph.
-
-    Args:
-        member: This rank, as a member of the group.
-        graph: The graph's key, which is the same on all ranks.
-        within: Seconds to wait for others, for the whole chain.
-        again: Whether the function was compiled before, for other inputs.
-    """
+    """Let this rank, a member of the group, and the others vote (see :func:`among_ranks`)."""
     talk = _Agreement(member, graph, within, again=again)
     talk.attempt(talk.begin)
     try:
@@ -127,9 +112,9 @@ class _Fate:
     """The decision on a candidate.
 
     Attributes:
-        taken: Whether all ranks take the candidate. Otherwise they pass it over.
+        taken: True if all ranks take the candidate; false if they pass it over.
         by: The rank that decided.
-        why: The reason, where the candidate is passed over or not all ranks take part.
+        why: The reason, if the candidate is passed over or not all ranks take part.
         without: The ranks that take no part.
     """
 

@@ -103,8 +103,8 @@ def _try_in_turn(
 
     Args:
         trial: Tries the candidate at a place of the chain.
-        number: How many candidates there are.
-        done: Candidates that were tried before, by their places.
+        number: The number of candidates.
+        done: The candidates that were tried before, by their places.
         strict: End at the first candidate that is not accepted.
     """
     for place in range(number):

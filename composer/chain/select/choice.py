@@ -68,11 +68,9 @@ def first(tries: Iterable[Tried], fallback: Callable[[], Made], why: str = "") -
     """Choose the first candidate that is accepted, or the eager fallback.
 
     Args:
-        tries: Tries the candidates lazily, in the order of the chain. Candidates after the first
-            accepted one are not tried.
-        fallback: Makes the eager fallback, which serves if no candidate is accepted.
-        why: For the record, why the candidates could not be measured; empty if the policy does not
-            ask for that.
+        tries: Tries the candidates lazily, in the order of the chain.
+        fallback: Makes the eager fallback.
+        why: Why the candidates could not be measured; empty if the policy does not ask for that.
     """
     made: list[Tried] = []
     for each in tries:
@@ -93,10 +91,10 @@ def fastest(
     """Try all candidates, and choose the fastest of the accepted ones and the eager fallback.
 
     Args:
-        tries: Tries the candidates in the order of the chain.
+        tries: As in :func:`first`.
         fallback: Makes the eager fallback.
         request: The graph and the inputs to measure with.
-        benchmark: How the policy wants them measured.
+        benchmark: The policy's settings for the measurement.
     """
     gauge = None
     if benchmark.within is not None:
@@ -167,14 +165,7 @@ def _participant(each: Tried, benchmark: select.Benchmark) -> select.Participant
 
 
 def _judged(each: Tried, at: int, serves: Tried, result: select.Result) -> Tried:
-    """Return a participant with its times in the record, without its callable if it lost.
-
-    Args:
-        each: The participant.
-        at: Its place in the benchmark.
-        serves: The participant that serves.
-        result: The result of the benchmark.
-    """
+    """Return a participant with its times in the record, without its callable if it lost."""
     if at in result.errors:
         return _raised(each, result.errors[at])
     if each is serves:

@@ -303,13 +303,13 @@ def _of_same_draws(exact: Values, eager: Run, bounds: Bounds) -> Values:
 def _is_other_draw(
     eagers: Any, exact: Any, bounds: Bounds, rounded_to: torch.dtype | None, cancelled: float
 ) -> bool:
-    """Return True if rounding alone does not explain the difference from float64.
+    """Return True if rounding alone does not explain how far eager's value is from float64.
 
     Args:
         eagers: The value that eager computed.
         exact: The value in float64.
         bounds: How far an engine's numbers may be off.
-        rounded_to: The coarsest dtype on the way, if it is below float32.
+        rounded_to: As in :class:`Run`.
         cancelled: The largest number that may be left of a gradient that cancels; 0 for others.
     """
     if not _is_floating(eagers) or not _is_floating(exact):
@@ -364,10 +364,7 @@ def is_padded(shape: Sequence[int], mine: Sequence[int], eagers: Sequence[int]) 
 def _described(basis: Basis, request: GraphRequest, later: Sequence[PassRecord]) -> dict[str, str]:
     """Return the entries of the record that name the graph compared with.
 
-    Args:
-        basis: What decided.
-        request: The graph, as the passes before autograd left it.
-        later: Records of the passes within the eager fallback.
+    Its passes are those before autograd, and the later ones, which ran in the eager fallback.
     """
     changed = (*request.rewritten_by, *changing(later))
     if not changed:
