@@ -26,7 +26,7 @@ from composer import _torch
 from composer.chain.eager_fallback import make_fallback
 from composer.chain.precision import Stays, narrow
 from composer.chain.verify import Run, run
-from composer.graphs.comparison import LowPrecisionBounds
+from composer.graphs.comparison import LowPrecisionBounds, is_inexact
 from composer.passes.resolve import SharedPasses
 from composer.records import GraphRequest
 from composer.system import control_flow
@@ -94,7 +94,7 @@ class _Errors:
         self._errors: dict[tuple[float, int], float] = request.made_of_graph().setdefault(
             "errors", {}
         )
-        self._inputs = [_torch.symbols.hint(value) for value in request.example_inputs]
+        self._inputs = list(map(_torch.symbols.hint, request.example_inputs))
         self._eager: Run | None = None
 
     def of(self, in_fp32: int) -> float:
@@ -161,8 +161,8 @@ class _Errors:
             narrowed = narrow(self._request, on_trial=True, in_fp32=in_fp32)
             run = narrowed.around(self._fallback(narrowed.request))
             got = self._run(run).values
-            pairs = ((got[name], value) for name, value in eager.values.items())
-            return max((_off(mine, eagers, self._bounds) for mine, eagers in pairs), default=0.0)
+            errors = [_off(got[name], value, self._bounds) for name, value in eager.values.items()]
+            return max(errors, default=0.0)
         except _NotMeasured:
             raise
         except BaseException as error:  # noqa: BLE001  # what cannot be run is no part to try
@@ -174,11 +174,11 @@ def _off(mine: object, eagers: object, bounds: LowPrecisionBounds) -> float:
     """Return a value's largest error divided by the allowed error; infinite if none is allowed."""
     if not isinstance(mine, torch.Tensor) or not isinstance(eagers, torch.Tensor):
         return 0.0
-    if not eagers.is_floating_point() and not eagers.is_complex():
+    if not is_inexact(eagers):
         return 0.0 if torch.equal(mine, eagers) else math.inf
     if not eagers.numel():
         return 0.0
-    wide = eagers.to(torch.complex128 if eagers.is_complex() else torch.float64)
+    wide = eagers.to(torch.promote_types(eagers.dtype, torch.float64))
     by_allowed = (mine.to(wide.dtype) - wide).abs() / bounds.allowed(wide, eagers.dtype)
     by_allowed[torch.isclose(mine, eagers, rtol=0, atol=0, equal_nan=True)] = 0.0
     return float(by_allowed.nan_to_num(nan=math.inf, posinf=math.inf).max())

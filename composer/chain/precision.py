@@ -66,8 +66,7 @@ def narrow(
     Raises:
         Stays: there is nothing to gain, or nothing to rewrite.
     """
-    why = _why_not(request) or (_why_not_tried(request) if on_trial else "")
-    if why:
+    if why := _why_not(request, on_trial=on_trial):
         raise Stays(why)
     gm, products = _rewritten(request, in_fp32)
     if not marks:
@@ -76,12 +75,13 @@ def narrow(
     return Narrow(given, products, lambda compiled: compiled)
 
 
-def _why_not(request: GraphRequest) -> str:
+def _why_not(request: GraphRequest, *, on_trial: bool) -> str:
+    """Return why the graph is not rewritten; empty if it can be."""
     if request.device != "cpu":
         return f"the graph is on {request.device}; only graphs on the CPU are computed in bf16"
     if torch.is_autocast_enabled("cpu"):
         return "it runs under torch.autocast, which decides the precision"
-    return ""
+    return _why_not_tried(request) if on_trial else ""
 
 
 def _why_not_tried(request: GraphRequest) -> str:

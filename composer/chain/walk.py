@@ -55,7 +55,6 @@ def walk(
     """
     made = {} if made is None else made
     fallback = functools.partial(make_fallback, request, shared)
-    obstacle = select.obstacle(request, among_ranks=agree_within > 0) if benchmark else ""
     again = _torch.dynamo.is_recompile()
     with ranks.among_ranks(request.key_among_ranks, agree_within, again=again) as vote:
 
@@ -78,7 +77,9 @@ def walk(
             return dataclasses.replace(tried, passes=passes.records)
 
         tries = functools.partial(_try_in_turn, trial, len(entries), strict=strict)
-        if benchmark is None or obstacle:
+        if benchmark is None:
+            return choice.first(tries(), fallback)
+        if obstacle := select.obstacle(request, among_ranks=agree_within > 0):
             return choice.first(tries(), fallback, why=obstacle)
         cache = None if at_run_time else verdict_cache(request, entries, benchmark)
         return remembered.fastest(trial, tries, fallback, request, benchmark, cache)

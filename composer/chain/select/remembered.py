@@ -97,14 +97,14 @@ def _timing(each: CandidateRecord, recalled: Recalled) -> dict[str, Any]:
 
 
 def _slower(each: CandidateRecord, verdict: Verdict) -> str:
-    own = f"{each.milliseconds:.3g} ms a call"
+    best = verdict.best
+    what = f"{each.milliseconds:.3g} ms a call"
     if "build_ms" in each.figures:
-        own += ", its build counted"
-    best = f"{verdict.serves} takes {verdict.milliseconds:.3g} ms, as measured on {_date(verdict)}"
-    if "mib" not in each.figures and lost_a_tie(each.milliseconds, verdict.milliseconds):
-        best += LOST_A_TIE
-    loaded = UNDER_LOAD if verdict.under_load else ""
-    return f"{own}; {best}{loaded}"
+        what += ", its build counted"
+    what += f"; {best.who} takes {best.milliseconds:.3g} ms, as measured on {_date(verdict)}"
+    if "mib" not in each.figures and lost_a_tie(each.milliseconds, best.milliseconds):
+        what += LOST_A_TIE
+    return f"{what}{UNDER_LOAD}" if verdict.under_load else what
 
 
 def _refused(each: CandidateRecord, verdict: Verdict) -> str:

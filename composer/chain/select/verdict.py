@@ -133,16 +133,12 @@ class Verdict(BaseModel):
         return self.ranking[0] if self.ranking else None
 
     @property
-    def serves(self) -> str:
-        """The winner's backend, with its precision."""
-        return EAGER if self.winner is None else self.candidates[self.winner].who
-
-    @property
-    def milliseconds(self) -> float:
-        """The time that the winner was compared by, in milliseconds."""
-        if self.winner is None:
-            return self.timed[0].figures["eager_ms"]
-        return self.candidates[self.winner].milliseconds
+    def best(self) -> CandidateRecord:
+        """The record of the fastest; one is made for the captured graph itself."""
+        if self.winner is not None:
+            return self.candidates[self.winner]
+        timing = {"ms": self.timed[0].figures["eager_ms"]}
+        return CandidateRecord.model_construct(backend=EAGER, timing=timing, precision=None)
 
     @property
     def timed(self) -> list[CandidateRecord]:
@@ -158,7 +154,7 @@ class Verdict(BaseModel):
     def has_too_few_rounds(self) -> bool:
         """True if a candidate that may be the fastest had time for only two calls."""
         unsure = [each.milliseconds for each in self.timed if each.figures["rounds"] == 0]
-        return min(unsure, default=math.inf) <= _NEAR * self.milliseconds
+        return min(unsure, default=math.inf) <= _NEAR * self.best.milliseconds
 
     @property
     def seconds(self) -> float:
@@ -185,8 +181,7 @@ class Verdict(BaseModel):
             raise ValueError("it compares candidates that were not measured")
         if len(set(self.ranking)) < len(self.ranking):
             raise ValueError("it ranks a candidate twice")
-        winner = EAGER if self.winner is None else places[self.winner].backend
-        if self.chosen != winner:
+        if self.chosen != self.best.backend:
             raise ValueError("the first of the ranking is not the one that was chosen")
         return self
 

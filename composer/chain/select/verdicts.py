@@ -156,17 +156,15 @@ class VerdictCache:
             self._session.verdicts.add(self.key)
             own = cache()
             kept = own.put(self.key, verdict.model_dump(mode="json"))
-            if self._store is not None:
-                self._note(self._share(verdict))
-            else:
-                self._note("" if kept else own.trouble)
+            trouble = "" if kept else own.trouble
+            self._note(trouble if self._store is None else self._share(verdict))
 
     def _share(self, verdict: Verdict) -> str:
         """Put a verdict into the shared store, if any; return why that failed, else nothing."""
         if self._store is None:
             return ""
-        is_kept = self._store.put(verdict.key, verdict.model_dump_json(indent=1))
-        return "" if is_kept else self._store.trouble
+        self._store.put(verdict.key, verdict.model_dump_json(indent=1))
+        return self._store.trouble
 
     def _note(self, trouble: str) -> None:
         self._session.unkept[self._request.graph_key] = trouble
@@ -276,7 +274,7 @@ def sentence(facts: Mapping[str, Any]) -> str:
     except ValidationError:
         return "no verdict"
     times = [f"{each.who} {each.milliseconds:.3g} ms" for each in verdict.timed]
-    return "  ".join((verdict.serves, verdict.model, verdict.device, f"of {', '.join(times)}"))
+    return "  ".join((verdict.best.who, verdict.model, verdict.device, f"of {', '.join(times)}"))
 
 
 def _identity(backend: Backend) -> str | None:

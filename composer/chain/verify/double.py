@@ -61,10 +61,10 @@ def in_double(
         TypeError: the graph cannot be converted.
         Exception: whatever AOTAutograd raises, if there are passes of the later stages.
     """
-    gm = _widened(request.gm)
-    wide = [_wide(value) for value in inputs]
+    gm, wide = _widened(request.gm), list(map(_wide, inputs))
     twin = dataclasses.replace(request, gm=gm, example_inputs=tuple(wide), weights=frozenset())
-    return _forward_after_passes(request, shared) if shared.late else eager_forward(gm), wide, twin
+    forward = _forward_after_passes(request, shared) if shared.late else eager_forward(gm)
+    return forward, wide, twin
 
 
 def _forward_after_passes(request: GraphRequest, shared: SharedPasses) -> Callable[..., Any]:
@@ -137,7 +137,7 @@ def _widen_attribute(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
 
 def _draws_from(node: torch.fx.Node) -> bool:
     """Return True if a node draws in the dtype of a tensor: ``torch.empty(8).uniform_()``."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = str(getattr(node.target, "__name__", node.target))
     return name.partition(".")[0].rstrip("_") in _DRAWS_FROM
 
 
@@ -155,9 +155,9 @@ def _is_narrow(value: Any) -> bool:
 
 def _drawn_in(node: torch.fx.Node) -> torch.dtype | None:
     """Return the dtype of the random numbers that a node of ``_DRAWS`` makes; else ``None``."""
-    drawn = value_of(node)
-    of_torch = getattr(node.target, "overloadpacket", node.target) in _DRAWS
-    return drawn.dtype if of_torch and isinstance(drawn, torch.Tensor) else None
+    if getattr(node.target, "overloadpacket", node.target) not in _DRAWS:
+        return None
+    return getattr(value_of(node), "dtype", None)
 
 
 def _widen_after(node: torch.fx.Node) -> None:
