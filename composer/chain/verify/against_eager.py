@@ -285,9 +285,10 @@ def _may_draw_otherwise(got: Run, eager: Run) -> bool:
 def _of_same_draws(exact: Values, eager: Run, bounds: Bounds) -> Values:
     """Return the values in float64; nothing if they come from other random numbers.
 
-    From the same state, torch's generator draws other numbers in float64 than in float32 (torch
-    2.13). Some operators, such as ``normal_``, cannot be made to draw in float32 here. If eager is
-    further from float64 than rounding alone explains, the random numbers were different.
+    From the same state, torch draws other numbers in float64 than in float32
+    (:mod:`~composer.chain.verify.double`). Some operators, such as ``normal_``, cannot be made to
+    draw in float32 here. If eager is further from float64 than rounding alone explains, the random
+    numbers were different.
     """
     if not eager.random:
         return exact
@@ -329,8 +330,8 @@ def _is_other_draw(
 def _stride_mismatch(name: str, got: Run, eager: Run) -> tuple[Mismatch, str] | None:
     """Return a mismatch if strides differ along a dimension of more than one element.
 
-    On a GPU, gaps between rows are accepted: torch only promises the order of strides, and Inductor
-    leaves gaps in a product that it padded (from 2 columns to 4 on an H200, torch 2.11).
+    On a GPU, gaps between rows are accepted: Inductor leaves them in a product that it padded (from
+    2 columns to 4, torch 2.11; https://github.com/pytorch/pytorch/issues/152520).
     """
     mine, eagers = got.strides.get(name), eager.strides.get(name)
     if mine is None or eagers is None or len(mine) != len(eagers):

@@ -31,8 +31,9 @@ _DRAWS = {
 }
 """Operators that draw random numbers in the dtype that they are told.
 
-From the same state, the generator gives other numbers in float64 than in float32 (torch 2.13). So
-these draw in eager's dtype, and the result is converted to float64.
+From the same state, torch draws other numbers in float64 than in float32
+(https://github.com/pytorch/pytorch/issues/79703, torch 2.13). So these draw in eager's dtype, and
+the result is converted to float64.
 """
 
 _DRAWS_FROM = {
