@@ -36,15 +36,7 @@ from composer.chain.candidates import ChainEntry
 from composer.chain.precision import Narrow, Stays, narrow
 from composer.chain.select.choice import Tried
 from composer.chain.verify import prove, verify
-from composer.errors import (
-    PassError,
-    Refusal,
-    causes,
-    first_line,
-    refuse,
-    text_of,
-    without_frames,
-)
+from composer.errors import PassError, Refusal, causes, first_line, refuse, text_of, without_frames
 from composer.graphs import clones, sharing, writes
 from composer.graphs.comparison import Bounds
 from composer.graphs.modes import leaving_modes

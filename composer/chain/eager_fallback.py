@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch.fx
-
 from composer import _torch
 from composer.errors import PassError
 from composer.graphs import checkpoints, clones, sharing
@@ -40,7 +38,12 @@ def _fallback(request: GraphRequest, passes: late.LatePasses) -> Callable[..., A
         try:
             sharing.decline_shared(request)
             with _torch.modes.modes_put_back():
-                compiled = compile_each(gm, request.example_inputs, passes, _forward_of)
+                compiled = compile_each(
+                    gm,
+                    request.example_inputs,
+                    passes,
+                    lambda functional, _: _torch.sources.settled_forward(functional),
+                )
             return sharing.watched(compiled, request, eager)
         except _torch.dynamo.DYNAMO_CONTROL_FLOW:
             raise
@@ -50,7 +53,3 @@ def _fallback(request: GraphRequest, passes: late.LatePasses) -> Callable[..., A
             control_flow.pass_on(error)
             passes.fail(error)
     return eager
-
-
-def _forward_of(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
-    return _torch.sources.settled_forward(functional)

@@ -20,16 +20,7 @@ from composer.chain.select.footprint import MIB, Gauge
 from composer.chain.select.rules import lost_a_tie
 from composer.errors import Refusal, first_line, text_of
 from composer.graphs.comparison import Bounds, devices
-from composer.records import (
-    EAGER,
-    Attempt,
-    End,
-    GraphRequest,
-    Outcome,
-    PassRecord,
-    Reason,
-    Status,
-)
+from composer.records import EAGER, Attempt, End, GraphRequest, Outcome, PassRecord, Reason, Status
 
 Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 """A callable for a graph, and the shared passes that ran within it."""

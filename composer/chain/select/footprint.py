@@ -46,7 +46,9 @@ class Gauge:
         gc.collect()
         if self._devices:
             return sum(map(torch.cuda.memory_allocated, self._devices))
-        _trim()
+        trim = _malloc_trim()
+        if trim is not None:
+            trim(0)
         return _anonymous() or 0
 
     def begin_peak(self) -> None:
@@ -69,13 +71,7 @@ def _anonymous() -> int | None:
     return int(found[1]) << 10 if found else None
 
 
-def _trim() -> None:
-    """Let the C library return free memory to the system, if it is able to."""
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
 @functools.cache
 def _malloc_trim() -> ctypes._NamedFuncPointer | None:
+    """Return the C library's function that returns free memory to the system, if it has one."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)

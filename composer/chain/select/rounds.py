@@ -136,7 +136,10 @@ class _Rounds:
             with self._weighed(place):
                 started = time.perf_counter()
                 self._warm_up(place)
-                self._extend(time.perf_counter() - started)
+                # As far as the budget allows, a first call does not count.
+                extension = min(time.perf_counter() - started, self._spare)
+                self._spare -= extension
+                self._deadline += extension
                 self._warm_up(place, self._barrier)
 
     def _warm_up(self, place: int, barrier: Barrier | None = None) -> None:
@@ -144,12 +147,6 @@ class _Rounds:
             raise _Undecided("the time for it was too short for two calls of each engine")
         if place in self._alive:
             self._warm[place] = self._sample(place, Plan(calls=1), barrier)
-
-    def _extend(self, taken: float) -> None:
-        """Do not count a first call, as far as the budget allows."""
-        extension = min(taken, self._spare)
-        self._spare -= extension
-        self._deadline += extension
 
     @contextlib.contextmanager
     def _weighed(self, place: int) -> Iterator[None]:

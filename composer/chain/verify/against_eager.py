@@ -168,7 +168,7 @@ def _compare_nans(
     each floating-point input that is not a weight. If eager raises, nothing is compared.
     """
     activations = set(range(len(inputs))) - request.weights
-    receivers = [i for i in activations if _is_floating(inputs[i]) and inputs[i].numel()]
+    receivers = [i for i in activations if _is_floating(inputs[i])]
     if not receivers:  # token ids, say
         return
     with_nan = list(inputs)
@@ -187,7 +187,7 @@ def _compare_nans(
 
 def _with_nan(tensor: torch.Tensor) -> torch.Tensor:
     copy = tensor.detach().clone()
-    copy[(0,) * copy.dim()] = math.nan
+    copy[(slice(1),) * copy.dim()] = math.nan  # the first element, if there is one
     return copy.requires_grad_(tensor.requires_grad)
 
 

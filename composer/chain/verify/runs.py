@@ -87,6 +87,8 @@ def run(
             buffers.restore()
         generator = generator_state(inputs)
     before_run = changeable(inputs, request)
+    pairs = itertools.combinations(_tensors(outputs).items(), 2)
+    joined = ((name, other) for (name, one), (other, another) in pairs if one is another)
     kept = frozenset(name for name in passed if same_values(values[name], before_run[name]))
     return Run(
         values=values,
@@ -96,13 +98,8 @@ def run(
         random=not torch.equal(before, generator),
         rounded_to=_rounded_to(request),
         wrote_to_weights=left_alone.written(),
-        joined=_joined(outputs),
+        joined=frozenset(joined),
     )
-
-
-def _joined(outputs: Values) -> frozenset[tuple[str, str]]:
-    pairs = itertools.combinations(_tensors(outputs).items(), 2)
-    return frozenset((name, other) for (name, one), (other, another) in pairs if one is another)
 
 
 def _tensors(outputs: Values) -> dict[str, torch.Tensor]:
