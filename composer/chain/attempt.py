@@ -217,8 +217,8 @@ def _decline_forward_mode() -> None:
     AOTAutograd's autograd functions have no rule for tangents; Inductor drops them when it fuses.
     """
     if _torch.modes.is_forward_mode():
-        what = "no engine computes the tangents of torch.autograd.forward_ad"
-        refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
+        message = "no engine computes the tangents of torch.autograd.forward_ad"
+        refuse(Status.DECLINED, Reason.TRAINING_GRAPH, message)
 
 
 def _build_within_limits(
@@ -266,8 +266,8 @@ def _build(request: GraphRequest, entry: ChainEntry, terms: BuildTerms) -> Calla
         moved = buffers is not None and buffers.restore()
     if moved or left_alone.written():
         who = "the backend, or another thread of the program,"
-        what = f"{who} wrote to the model's weights or buffers while compiling"
-        refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
+        message = f"{who} wrote to the model's weights or buffers while compiling"
+        refuse(Status.REJECTED, Reason.MUTATED_INPUTS, message)
     if entry.is_fallback:
         run = prove.proven(compiled, None)
     else:
@@ -342,8 +342,8 @@ def _decline_low_coverage(facts: BuildFacts, least: float) -> None:
     nodes = f"{facts.taken} of {facts.total} compute nodes"
     share = nodes if facts.total else f"{facts.coverage:.0%}"
     rest = f", not {', '.join(facts.left_to_torch)}" if facts.left_to_torch else ""
-    what = f"the engine takes {share}{rest}; min_coverage is {least:g}"
-    refuse(Status.DECLINED, Reason.LOW_COVERAGE, what)
+    message = f"the engine takes {share}{rest}; min_coverage is {least:g}"
+    refuse(Status.DECLINED, Reason.LOW_COVERAGE, message)
 
 
 def _record(trial: _Trial, started: float) -> Attempt:

@@ -84,11 +84,11 @@ class ChainEntry:
             refuse(Status.SKIPPED, Reason.POLICY, self.barred)
         when = self.candidate.when
         if when is not None and not when.holds(Facts.of(request)):
-            what = f"the policy wants it only when {when}"
-            refuse(Status.SKIPPED, Reason.POLICY, what)
+            message = f"the policy wants it only when {when}"
+            refuse(Status.SKIPPED, Reason.POLICY, message)
         if session.current().is_quarantined(request.graph_key, self.key):
-            what = "it failed at run time for this graph, earlier in this process"
-            refuse(Status.SKIPPED, Reason.QUARANTINED, what)
+            message = "it failed at run time for this graph, earlier in this process"
+            refuse(Status.SKIPPED, Reason.QUARANTINED, message)
 
     def remember(self, request: GraphRequest, attempt: Attempt, error: BaseException) -> None:
         """Keep a failure that was expensive, so that no other process repeats it."""

@@ -103,11 +103,11 @@ def refuse_known(key: str | None, days: float, facts: BuildFacts) -> None:
     if not -DAY < age <= days * DAY or (own and key not in session.current().failures):
         return
     known = entry.facts
-    what = (
+    message = (
         f"{known['status']} ({known['reason']}) {_ago(age)}: {first_line(known['message'])}{REMEDY}"
     )
     error = known["error_type"], known["traceback"]
-    raise Refusal(Status.SKIPPED, Reason.KNOWN_FAILURE, what, *error)
+    raise Refusal(Status.SKIPPED, Reason.KNOWN_FAILURE, message, *error)
 
 
 def is_expensive(attempt: Attempt, error: BaseException) -> bool:

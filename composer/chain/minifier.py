@@ -81,8 +81,7 @@ def _spelled(value: Any) -> Any:
     if isinstance(value, str | int | float | None):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [each.name for each in dataclasses.fields(value)]
-        fields = {name: getattr(value, name) for name in names}
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         return {"pass": _spelled(type(value)), **_spelled(fields)}
     name = getattr(value, "__name__", type(value).__qualname__)
     return f"{value.__module__}:{getattr(value, '__qualname__', name)}"

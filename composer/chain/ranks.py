@@ -241,12 +241,12 @@ class _Agreement:
             who, go_on, others = f"rank {names}", "goes on", "compiles another graph"
         stay = any(map(self._stays, missing))
         if late:
-            what = f"did not come within {self._left:.3g} s"
+            message = f"did not come within {self._left:.3g} s"
         elif stay:
-            what = f"{go_on} with what was compiled before"
+            message = f"{go_on} with what was compiled before"
         else:
-            what = others
-        mine = _Fate(taken=True, by=self._rank, why=f"{who} {what}", without=tuple(missing))
+            message = others
+        mine = _Fate(taken=True, by=self._rank, why=f"{who} {message}", without=tuple(missing))
         fate = self.decide(place, mine)
         if (late or stay) and fate == mine:
             self._store.add("missed", 1)
@@ -337,5 +337,5 @@ class _Asked(Vote):
 
 def _skip_if_passed_over(fate: _Fate) -> None:
     if not fate.taken:
-        what = f"rank {fate.by} could not take it: {fate.why}"
-        refuse(Status.SKIPPED, Reason.POLICY, what)
+        message = f"rank {fate.by} could not take it: {fate.why}"
+        refuse(Status.SKIPPED, Reason.POLICY, message)

@@ -202,6 +202,6 @@ def _message(entry: ChainEntry, failed: Attempt) -> str:
     versions = {name: version_of(name) for name in entry.backend.packages}
     engine = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     around = f"torch {torch.__version__} and Python {platform.python_version()}"
-    what = f"{engine} with {around} fails composer's own test: {first_line(failed.message)}"
+    message = f"{engine} with {around} fails composer's own test: {first_line(failed.message)}"
     remedy = f"`composer doctor {entry.candidate.name}` tries it again"
-    return "; ".join((what, *distribution.outside_verified(), remedy))
+    return "; ".join((message, *distribution.outside_verified(), remedy))

@@ -121,8 +121,8 @@ def readable(value: Any) -> Any:
         fields = readable(value.model_dump(exclude_defaults=True))
         return fields["backend"] if fields.keys() == {"backend"} else fields
     if isinstance(value, Mapping):
-        by_name = {str(key): each for key, each in value.items()}
-        return {name: readable(by_name[name]) for name in sorted(by_name)}
+        by_name = {str(key): readable(each) for key, each in value.items()}
+        return {name: by_name[name] for name in sorted(by_name)}
     if isinstance(value, Set):
         return sorted(map(readable, value), key=str)
     if isinstance(value, Sequence):
@@ -130,8 +130,8 @@ def readable(value: Any) -> Any:
     if isinstance(value, type):
         return keys.without_address(qualified_name(value))
     if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        return readable({name: getattr(value, name) for name in names})
+        fields = dataclasses.fields(value)
+        return readable({field.name: getattr(value, field.name) for field in fields})
     return keys.without_address(qualified_name(value) if callable(value) else str(value))
 
 

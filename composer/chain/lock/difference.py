@@ -160,15 +160,15 @@ def _policy(locked: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 
 def _moved(entry: LockedGraph, served: Served) -> str:
     """Return which engine serves the graph now, and why the locked one does not."""
-    what = f"served by {_server(served.graph)}; the lock says {called(entry)}"
+    message = f"served by {_server(served.graph)}; the lock says {called(entry)}"
     tried = [each for each in served.attempts if each.backend == entry.engine]
     if not tried:
-        return f"{what}, which was not tried"
+        return f"{message}, which was not tried"
     last = tried[-1]
     if last.accepted:
-        return what
+        return message
     why = f" ({last.reason})" if last.reason else ""
-    return f"{what}: {entry.engine} was {last.status}{why}: {first_line(last.message)}"
+    return f"{message}: {entry.engine} was {last.status}{why}: {first_line(last.message)}"
 
 
 def _server(graph: LockedGraph) -> str:

@@ -39,8 +39,8 @@ def trial_build(
             ``not_isolatable``; or the refusal of the attempt in the sandbox.
     """
     if collectives.meets_other_ranks(request.gm):
-        what = "the graph has collectives, and a child process is no rank"
-        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
+        message = "the graph has collectives, and a child process is no rank"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, message)
     started = time.perf_counter()
     shared = terms.late.shared if terms.late else SharedPasses()
     contents = {

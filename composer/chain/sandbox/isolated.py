@@ -49,8 +49,8 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     try:
         (entry,) = entries_of(alone, Cache(failures=0.0, artefacts=0.0))
     except ComposerError as error:
-        what = f"in a child process: {error}"
-        return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)
+        message = f"in a child process: {error}"
+        return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, message, 0.0)
     with parcel.within(around["torch"]):
         inputs = parcel.opened(sent)
         request = capture.read_request(gm, inputs, mode=around["mode"])
@@ -76,12 +76,12 @@ def _run(
         control_flow.pass_on(error)
         if _fallback_raises(request, shared):
             return attempt
-        what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
+        message = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         return dataclasses.replace(
             attempt,
             status=Status.FAILED,
             reason=Reason.RAISED_AT_RUNTIME,
-            message=what,
+            message=message,
             error_type=type(error).__name__,
             traceback="".join(traceback.format_exception(error)),
         )

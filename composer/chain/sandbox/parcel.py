@@ -57,8 +57,8 @@ def pack(contents: Mapping[str, Any]) -> bytes:
         except Refusal:
             raise
         except Exception as error:  # noqa: BLE001  # pickle raises whatever an object's class does
-            what = f"{name} cannot be sent to another process: {text_of(error)}"
-            refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
+            message = f"{name} cannot be sent to another process: {text_of(error)}"
+            refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, message)
     return pickle.dumps(packed)
 
 
@@ -73,8 +73,8 @@ def unpack(parcel: bytes) -> dict[str, Any]:
         try:
             contents[name] = torch.load(io.BytesIO(packed), weights_only=False)
         except Exception as error:  # noqa: BLE001  # importing runs anybody's code
-            what = f"{name} cannot be received by another process: {text_of(error)}"
-            refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
+            message = f"{name} cannot be received by another process: {text_of(error)}"
+            refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, message)
     return contents
 
 

@@ -162,10 +162,10 @@ def _judged(each: Tried, at: int, serves: Tried, result: select.Result) -> Tried
     if each is serves:
         return _timed(each, f"no: {result.why}" if result.winner is None else result.figures(at))
     if result.winner is None:
-        what = f"it was accepted, and not measured: {result.why}"
-        refusal = Refusal(Status.SKIPPED, Reason.POLICY, what)
+        message = f"it was accepted, and not measured: {result.why}"
+        refusal = Refusal(Status.SKIPPED, Reason.POLICY, message)
         attempt = dataclasses.replace(
-            each.attempt, status=refusal.status, reason=refusal.reason, message=what
+            each.attempt, status=refusal.status, reason=refusal.reason, message=message
         )
         return Tried(attempt, None, refusal)
     slower = dataclasses.replace(
@@ -181,10 +181,10 @@ def _slower(result: select.Result, at: int, winner: str) -> str:
     timing, best = result.timings[at], result.best
     counted = ", its build counted" if timing.build_share else ""
     own = f"{in_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
-    what = f"{own}; {winner} takes {in_ms(best.cost):.3g} ms{_and_memory(best)}"
+    message = f"{own}; {winner} takes {in_ms(best.cost):.3g} ms{_and_memory(best)}"
     if timing.grown is None and lost_a_tie(timing.cost, best.cost):
-        what += LOST_A_TIE
-    return f"{what}{UNDER_LOAD}" if result.under_load else what
+        message += LOST_A_TIE
+    return f"{message}{UNDER_LOAD}" if result.under_load else message
 
 
 def _and_memory(timing: select.Timing) -> str:
@@ -194,8 +194,8 @@ def _and_memory(timing: select.Timing) -> str:
 
 def _raised(each: Tried, error: BaseException) -> Tried:
     """Return a participant that raised in a sample or was refused, without its engine."""
-    what = f"raised when it was measured on the first inputs: {first_line(text_of(error))}"
-    refusal = Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what)
+    message = f"raised when it was measured on the first inputs: {first_line(text_of(error))}"
+    refusal = Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, message)
     if isinstance(error, Refusal):
         refusal = error
     attempt = dataclasses.replace(

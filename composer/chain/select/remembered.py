@@ -84,9 +84,9 @@ def _remembered(each: CandidateRecord, recalled: Recalled) -> Tried:
     if each.timing:
         slower = attempt(Status.NOT_CHOSEN, Reason.SLOWER, _slower(each, recalled.verdict))
         return Tried(slower.timed(_timing(each, recalled)), None)
-    what = _refused(each, recalled.verdict)
-    refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, what)
-    return Tried(attempt(refusal.status, refusal.reason, what), None, refusal)
+    message = _refused(each, recalled.verdict)
+    refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, message)
+    return Tried(attempt(refusal.status, refusal.reason, message), None, refusal)
 
 
 def _timing(each: CandidateRecord, recalled: Recalled) -> dict[str, Any]:
@@ -98,13 +98,13 @@ def _timing(each: CandidateRecord, recalled: Recalled) -> dict[str, Any]:
 
 def _slower(each: CandidateRecord, verdict: Verdict) -> str:
     best = verdict.best
-    what = f"{each.milliseconds:.3g} ms a call"
+    message = f"{each.milliseconds:.3g} ms a call"
     if "build_ms" in each.figures:
-        what += ", its build counted"
-    what += f"; {best.who} takes {best.milliseconds:.3g} ms, as measured on {_date(verdict)}"
+        message += ", its build counted"
+    message += f"; {best.who} takes {best.milliseconds:.3g} ms, as measured on {_date(verdict)}"
     if "mib" not in each.figures and lost_a_tie(each.milliseconds, best.milliseconds):
-        what += LOST_A_TIE
-    return f"{what}{UNDER_LOAD}" if verdict.under_load else what
+        message += LOST_A_TIE
+    return f"{message}{UNDER_LOAD}" if verdict.under_load else message
 
 
 def _refused(each: CandidateRecord, verdict: Verdict) -> str:

@@ -60,8 +60,10 @@ class SharedStore:
             _within(PATIENCE, lambda: self._read("0"))
         except Exception as error:  # a file system may raise anything: told of
             control_flow.pass_on(error)
-            what = error_line(error).removesuffix(": ")
-            raise OptionError(f"the verdict store {self.name!r} cannot be used: {what}") from error
+            message = error_line(error).removesuffix(": ")
+            raise OptionError(
+                f"the verdict store {self.name!r} cannot be used: {message}"
+            ) from error
 
     def get(self, key: str) -> str | None:
         """The text of this key; ``None`` if there is none, or none can be had."""
@@ -79,10 +81,12 @@ class SharedStore:
             return _within(PATIENCE, task)
         except BaseException as error:  # noqa: BLE001  # told of; a shared folder is never the user's problem
             control_flow.pass_on(error)
-            what = error_line(error).removesuffix(": ")
-            what = f"the verdict store {self.name!r} is not used any more in this process: {what}"
-            left_alone[self.url] = what
-            warn_of(what)
+            message = error_line(error).removesuffix(": ")
+            message = (
+                f"the verdict store {self.name!r} is not used any more in this process: {message}"
+            )
+            left_alone[self.url] = message
+            warn_of(message)
             return default
 
     def _read(self, key: str) -> str | None:

@@ -181,8 +181,8 @@ class VerdictCache:
             verdict = Verdict.model_validate_json(text)
         except ValidationError as error:
             first = error.errors()[0]
-            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            warn_of(f"{source!r} holds what is no verdict ({what[:200]!r}); it is not used")
+            message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            warn_of(f"{source!r} holds what is no verdict ({message[:200]!r}); it is not used")
             return None
         names = [each.candidate.name for each in self._entries]
         if self.key is None or not verdict.fits(self.key, names):

@@ -121,8 +121,8 @@ def verify(
         raise
     except BaseException as error:
         control_flow.pass_on(error)
-        what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
-        raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what) from error
+        message = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
+        raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, message) from error
 
     def in_float64() -> Values:
         return exact(inputs, request, shared, facts)
@@ -196,8 +196,8 @@ def _refuse_hidden_nans(name: str, mine: Any, eagers: torch.Tensor) -> None:
         return
     hidden = int((eagers.isnan() & ~mine.isnan()).sum())
     if hidden:
-        what = f"{name} has numbers for {hidden} elements that are NaN where an input is NaN"
-        refuse(Status.REJECTED, Reason.NON_FINITE, what)
+        message = f"{name} has numbers for {hidden} elements that are NaN where an input is NaN"
+        refuse(Status.REJECTED, Reason.NON_FINITE, message)
 
 
 def _is_floating(value: Any) -> bool:
@@ -256,9 +256,9 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
             largest = largest_gradient(eager.values) if is_gradient(name) else 0.0
             found = mismatch_of(mine, expected, in_float64.get(name), bounds, largest)
         if found:
-            mismatch, what = found
+            mismatch, message = found
             reason = Reason.MUTATED_INPUTS if kept else _REASONS[mismatch]
-            refuse(Status.REJECTED, reason, f"{name} {what}")
+            refuse(Status.REJECTED, reason, f"{name} {message}")
     return Basis.FLOAT64 if in_float64 and basis is Basis.EAGER else basis
 
 
@@ -267,11 +267,11 @@ def _compare_as_a_whole(got: Run, eager: Run) -> None:
     if got.wrote_to_weights and not eager.wrote_to_weights:
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, WROTE_TO_WEIGHTS)
     if list(got.values) != list(eager.values):
-        what = f"gives {len(got.values)} values where eager gives {len(eager.values)}"
-        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+        message = f"gives {len(got.values)} values where eager gives {len(eager.values)}"
+        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, message)
     if joined := sorted(got.joined - eager.joined):
-        what = f"{' and '.join(joined[0])} are one tensor, and two in eager"
-        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+        message = f"{' and '.join(joined[0])} are one tensor, and two in eager"
+        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, message)
 
 
 def _may_draw_otherwise(got: Run, eager: Run) -> bool:

@@ -49,14 +49,14 @@ def proven(compiled: object, original: torch.fx.GraphModule | None) -> Callable[
     if compiled is None:
         refuse(Status.REJECTED, Reason.RETURNED_ORIGINAL, "the backend returned None")
     if not callable(compiled):
-        what = f"the backend returned a {type(compiled).__name__}, which cannot be called"
-        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+        message = f"the backend returned a {type(compiled).__name__}, which cannot be called"
+        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, message)
     if original is None:
         return compiled
     for target in _passed_on_to(compiled):
         if isinstance(target, torch.fx.GraphModule) and clones.same_graph(target, original):
-            what = "the backend returned the captured graph unchanged"
-            refuse(Status.REJECTED, Reason.RETURNED_ORIGINAL, what)
+            message = "the backend returned the captured graph unchanged"
+            refuse(Status.REJECTED, Reason.RETURNED_ORIGINAL, message)
     return compiled
 
 
@@ -70,8 +70,8 @@ def outputs_of(returned: Any) -> Any:
     """
     if not isinstance(returned, tuple | list):
         found = "None" if returned is None else f"a {type(returned).__name__}"
-        what = f"the engine returned {found}, and no tuple of the graph's outputs"
-        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+        message = f"the engine returned {found}, and no tuple of the graph's outputs"
+        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, message)
     return returned
 
 

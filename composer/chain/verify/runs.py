@@ -139,8 +139,8 @@ def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: Grap
     for i in sorted(writes.assigned_inputs(request.gm) - request.weights):
         kind = type(inputs[i])
         if copies[i] is inputs[i] and issubclass(kind, torch.Tensor):
-            what = f"input {i}, a {kind.__name__} that the graph writes to, cannot be copied"
-            raise TypeError(what)
+            message = f"input {i}, a {kind.__name__} that the graph writes to, cannot be copied"
+            raise TypeError(message)
 
 
 def _recording(inputs: Sequence[Any], request: GraphRequest) -> frozenset[int]:
