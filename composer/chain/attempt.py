@@ -256,12 +256,12 @@ def _build(request: GraphRequest, entry: ChainEntry, terms: BuildTerms) -> Calla
     if backend.reads_example_inputs:
         inputs = clones.copy_inputs(inputs, keep=request.weights)
     gm, options = clones.clone_graph(request.gm), entry.candidate.options
-    asked = BuildRequest(gm, inputs, request.mode, options, terms)
+    build_request = BuildRequest(gm, inputs, request.mode, options, terms)
     left_alone = clones.LeftAlone(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     try:
         with _aot_settings(request, backend), building(terms):
-            compiled = _compiled(backend, asked)
+            compiled = _compiled(backend, build_request)
     finally:
         moved = buffers is not None and buffers.restore()
     if moved or left_alone.written():

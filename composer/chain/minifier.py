@@ -40,15 +40,15 @@ def loud(rules: Rules) -> Rules:
     )
 
 
-def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], given: Mapping[str, Any]) -> str:
+def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> str:
     """Return lines for the minifier's script that set the policy in force for this graph.
 
     Args:
         gm: The graph.
         inputs: The inputs of the call.
-        given: ``mode`` and ``options`` of ``torch.compile``.
+        arguments: ``mode`` and ``options`` of ``torch.compile``.
     """
-    mode, options = given.get("mode"), given.get("options")
+    mode, options = arguments.get("mode"), arguments.get("options")
     facts = Facts.of(capture.read_request(gm, inputs, mode=mode))
     rules = config.resolve(facts, mode, options, session.current().configured)
     policy = rules.policy

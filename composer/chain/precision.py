@@ -71,8 +71,8 @@ def narrow(
     gm, products = _rewritten(request, in_fp32)
     if not marks:
         return _with_copies(request, clones.clone_graph(gm), products)
-    given = _marked(request, in_fp32) if in_fp32 else request
-    return Narrow(given, products, lambda compiled: compiled)
+    marked = _marked(request, in_fp32) if in_fp32 else request
+    return Narrow(marked, products, lambda compiled: compiled)
 
 
 def _why_not(request: GraphRequest, *, on_trial: bool) -> str:

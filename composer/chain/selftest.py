@@ -80,14 +80,14 @@ def _weight(device: torch.device) -> torch.Tensor:
     return torch.nn.Parameter(values.reshape(3, 4))
 
 
-def _given(device: torch.device) -> list[torch.Tensor]:
+def _inference_inputs(device: torch.device) -> list[torch.Tensor]:
     mask = torch.tensor([True, False], device=device)
     index = torch.tensor([3, -7], dtype=torch.int64, device=device)
     return [_rows(device), _weight(device), mask, index]
 
 
 _CASES = (
-    _Case("inference", _infer, _given, training=False),
+    _Case("inference", _infer, _inference_inputs, training=False),
     _Case("training", _train, lambda device: [_rows(device), _weight(device)], training=True),
 )
 
@@ -139,13 +139,13 @@ def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
 
     The outcome replaces the one that is kept on disk.
     """
-    asked = json.loads(payload)
+    arguments = json.loads(payload)
     ready()
-    candidate = Candidate(backend=asked["engine"])
-    attempts = run_all(candidate, asked["device"])
+    candidate = Candidate(backend=arguments["engine"])
+    attempts = run_all(candidate, arguments["device"])
     (entry,) = entries_of(Policy(chain=(candidate,)))
     if entry.backend.has_self_test:
-        _keep(entry, _key(entry.backend, asked["device"]), attempts)
+        _keep(entry, _key(entry.backend, arguments["device"]), attempts)
     return {name: plain(attempt) for name, attempt in attempts.items()}
 
 

@@ -107,18 +107,18 @@ def surroundings() -> dict[str, Any]:
 
 
 @contextmanager
-def within(given: Mapping[str, Any]) -> Iterator[None]:
+def within(settings: Mapping[str, Any]) -> Iterator[None]:
     """Apply the sender's :func:`surroundings` in this context.
 
     The default dtype, the number of threads and the precision of float32 stay set afterwards.
     """
-    torch.set_default_dtype(given["dtype"])
-    torch.set_num_threads(given["threads"])
-    _torch.modes.set_float32_precision(given["precision"])
+    torch.set_default_dtype(settings["dtype"])
+    torch.set_num_threads(settings["threads"])
+    _torch.modes.set_float32_precision(settings["precision"])
     with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(given["inference"]))
-        stack.enter_context(torch.set_grad_enabled(given["grad"]))
-        for device, dtype in given["autocast"]:
+        stack.enter_context(torch.inference_mode(settings["inference"]))
+        stack.enter_context(torch.set_grad_enabled(settings["grad"]))
+        for device, dtype in settings["autocast"]:
             stack.enter_context(torch.autocast(device, dtype))
         yield
 

@@ -60,12 +60,12 @@ class Benchmark:
     @staticmethod
     def of(policy: Policy, cache: Cache) -> Benchmark | None:
         """Return the benchmark that a policy asks for; ``None`` for ``select = "first"``."""
-        asked = policy.select
-        if asked.by == "first":
+        select = policy.select
+        if select.by == "first":
             return None
-        calls = asked.calls if asked.objective == "amortised" else None
-        within = asked.within if asked.objective == "memory" else None
-        return Benchmark(asked.seconds, calls, within, verdicts.Terms.of(policy, cache))
+        calls = select.calls if select.objective == "amortised" else None
+        within = select.within if select.objective == "memory" else None
+        return Benchmark(select.seconds, calls, within, verdicts.Terms.of(policy, cache))
 
     def budget(self, built: float) -> Budget:
         """The time for a benchmark among engines that took ``built`` seconds to build."""

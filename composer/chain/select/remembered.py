@@ -112,8 +112,8 @@ def _refused(each: CandidateRecord, verdict: Verdict) -> str:
         return each.message
     # What failed at a cost is kept among failures as well, and would be skipped for that again.
     remedy = "`composer cache clear verdicts failures` has it tried again"
-    then, said = f"when it was tried on {_date(verdict)}", each.message.removesuffix(REMEDY)
-    return f"{each.status} ({each.reason}) {then}: {said}; {remedy}"
+    when, message = f"when it was tried on {_date(verdict)}", each.message.removesuffix(REMEDY)
+    return f"{each.status} ({each.reason}) {when}: {message}; {remedy}"
 
 
 def _date(verdict: Verdict) -> str:

@@ -34,7 +34,7 @@ class Timer:
         self._buffers = clones.Buffers(request)
         self._left_alone = clones.LeftAlone(request)
         self._knows_writes = writes.is_known(request.gm)
-        self._given: list[Any] = []
+        self._stand_ins: list[Any] = []
         self._leaves: list[torch.Tensor] = []
         self._weights: dict[int, torch.Tensor] = {}
         self._devices = _accelerators(self._inputs)
@@ -65,7 +65,7 @@ class Timer:
                 yield
             finally:
                 self._buffers.restore()
-                self._given, self._leaves = [], []
+                self._stand_ins, self._leaves = [], []
 
     def _drawing(self) -> contextlib.AbstractContextManager[None]:
         """Restore the random state afterwards, unless the program may change it meanwhile."""
@@ -74,7 +74,7 @@ class Timer:
         return torch.random.fork_rng(devices=devices(self._inputs))
 
     def _lay_out(self) -> None:
-        self._given, copies = verify.given_copies(self._inputs, self._request)
+        self._stand_ins, copies = verify.copy_for_run(self._inputs, self._request)
         sources = filter(requires_grad, (*copies, *self._request.gm.parameters()))
         self._leaves = [each for each in sources if each.is_leaf]
 
@@ -134,7 +134,7 @@ class Timer:
             torch.accelerator.synchronize(device)
 
     def _call(self, run: Callable[..., Any]) -> None:
-        outputs = verify.outputs_of(run(*self._given))
+        outputs = verify.outputs_of(run(*self._stand_ins))
         if not self._request.training or not self._leaves:
             return
         roots = {i: each for i, each in enumerate(outputs) if requires_grad(each)}

@@ -18,8 +18,8 @@ from composer.chain.verify.rewrites import rewrite
 from composer.chain.verify.runs import (
     Run,
     changeable,
+    copy_for_run,
     generator_state,
-    given_copies,
     named_outputs,
     run,
     strides_of,
@@ -31,7 +31,7 @@ __all__ = [
     "changeable",
     "exact",
     "generator_state",
-    "given_copies",
+    "copy_for_run",
     "judge",
     "named_outputs",
     "obstacle",

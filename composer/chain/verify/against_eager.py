@@ -23,7 +23,7 @@ from composer import _torch
 from composer.build import BuildFacts
 from composer.chain.eager_fallback import make_fallback
 from composer.chain.verify.double import in_double
-from composer.chain.verify.runs import Run, given_copies, run
+from composer.chain.verify.runs import Run, copy_for_run, run
 from composer.errors import Refusal, error_line, first_line, refuse, text_of
 from composer.graphs import collectives
 from composer.graphs.comparison import (
@@ -116,7 +116,7 @@ def verify(
     if eager is None:
         return False
     try:
-        got = run(compiled, inputs, request)
+        candidate = run(compiled, inputs, request)
     except Refusal:
         raise
     except BaseException as error:
@@ -127,11 +127,11 @@ def verify(
     def in_float64() -> Values:
         return exact(inputs, request, shared, facts)
 
-    basis = judge(got, eager, in_float64, bounds)
+    basis = judge(candidate, eager, in_float64, bounds)
     facts.extra["verified"] = {
         **_described(basis, request, later),
         "values": len(eager.values),
-        **_errors(got, eager, basis),
+        **_errors(candidate, eager, basis),
     }
     if facts.keeps_nan and not eager.random:
         _compare_nans(compiled, fallback, inputs, request)
@@ -147,7 +147,7 @@ def _run_of_eager(
     """Return eager's run; ``None``, with the reason in the facts, if there is none to compare."""
     fault = "inputs cannot be copied:"
     try:
-        copied = given_copies(inputs, request)
+        copied = copy_for_run(inputs, request)
         fault = "eager itself raises"  # the user sees that error at the call
         return run(fallback, inputs, request, copied)
     except BaseException as error:  # noqa: BLE001  # recorded
@@ -224,7 +224,7 @@ def exact(
         return {}
 
 
-def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> Basis:
+def judge(candidate: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> Basis:
     """Refuse the candidate if its results are not eager's; else return what decided.
 
     A candidate may draw other random numbers than eager. It did so if it leaves torch's generator
@@ -232,7 +232,7 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
     generator by the same few steps. In both cases only structure and finiteness have to agree.
 
     Args:
-        got: The candidate's run.
+        candidate: The candidate's run.
         eager: Eager's run.
         exact: Makes the values in float64. It is called only if they have to decide.
         bounds: How far numbers may be off.
@@ -240,13 +240,14 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
     Raises:
         Refusal: as for :func:`verify`.
     """
-    _compare_as_a_whole(got, eager)
-    draws_otherwise = _may_draw_otherwise(got, eager)
+    _compare_as_a_whole(candidate, eager)
+    draws_otherwise = _may_draw_otherwise(candidate, eager)
     in_float64: Values | None = None
     basis = Basis.EAGER
     for name in sorted(eager.values, key=lambda name: name not in eager.kept):
-        mine, expected, kept = got.values[name], eager.values[name], name in eager.kept
-        found = _stride_mismatch(name, got, eager) or mismatch_of(mine, expected, None, bounds)
+        mine, expected, kept = candidate.values[name], eager.values[name], name in eager.kept
+        found = _stride_mismatch(name, candidate, eager)
+        found = found or mismatch_of(mine, expected, None, bounds)
         if found and found[0] is Mismatch.NUMBERS:
             if draws_otherwise and not kept:
                 basis = Basis.STRUCTURE
@@ -262,24 +263,24 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
     return Basis.FLOAT64 if in_float64 and basis is Basis.EAGER else basis
 
 
-def _compare_as_a_whole(got: Run, eager: Run) -> None:
+def _compare_as_a_whole(candidate: Run, eager: Run) -> None:
     """Refuse a run that wrote to weights, or has other values than eager or joins two of them."""
-    if got.wrote_to_weights and not eager.wrote_to_weights:
+    if candidate.wrote_to_weights and not eager.wrote_to_weights:
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, WROTE_TO_WEIGHTS)
-    if list(got.values) != list(eager.values):
-        message = f"gives {len(got.values)} values where eager gives {len(eager.values)}"
+    if list(candidate.values) != list(eager.values):
+        message = f"gives {len(candidate.values)} values where eager gives {len(eager.values)}"
         refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, message)
-    if joined := sorted(got.joined - eager.joined):
+    if joined := sorted(candidate.joined - eager.joined):
         message = f"{' and '.join(joined[0])} are one tensor, and two in eager"
         refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, message)
 
 
-def _may_draw_otherwise(got: Run, eager: Run) -> bool:
+def _may_draw_otherwise(candidate: Run, eager: Run) -> bool:
     """Return True if the candidate may have drawn other random numbers than eager."""
     if not eager.random:
         return False
     on_gpu = bool(devices(eager.values.values()))
-    return on_gpu or not torch.equal(got.generator, eager.generator)
+    return on_gpu or not torch.equal(candidate.generator, eager.generator)
 
 
 def _of_same_draws(exact: Values, eager: Run, bounds: Bounds) -> Values:
@@ -327,16 +328,16 @@ def _is_other_draw(
     return bool(((eagers - exact).abs() > _FURTHER * allowed).any())
 
 
-def _stride_mismatch(name: str, got: Run, eager: Run) -> tuple[Mismatch, str] | None:
+def _stride_mismatch(name: str, candidate: Run, eager: Run) -> tuple[Mismatch, str] | None:
     """Return a mismatch if strides differ along a dimension of more than one element.
 
     On a GPU, gaps between rows are accepted: Inductor leaves them in a product that it padded (from
     2 columns to 4, torch 2.11; https://github.com/pytorch/pytorch/issues/152520).
     """
-    mine, eagers = got.strides.get(name), eager.strides.get(name)
+    mine, eagers = candidate.strides.get(name), eager.strides.get(name)
     if mine is None or eagers is None or len(mine) != len(eagers):
         return None  # mismatch_of compares the structure
-    value = got.values[name]
+    value = candidate.values[name]
     long = _long_dimensions(value.shape)
     if not value.numel() or all(mine[i] == eagers[i] for i in long):
         return None
@@ -382,11 +383,11 @@ def changing(records: Iterable[PassRecord]) -> tuple[str, ...]:
     return tuple(each.name for each in records if each.changed)
 
 
-def _errors(got: Run, eager: Run, basis: Basis) -> dict[str, float]:
+def _errors(candidate: Run, eager: Run, basis: Basis) -> dict[str, float]:
     """Return the largest errors of all values; nothing if the numbers were not compared."""
     if basis is Basis.STRUCTURE:
         return {}
-    pairs = zip(got.values.values(), eager.values.values(), strict=True)
+    pairs = zip(candidate.values.values(), eager.values.values(), strict=True)
     errors = [Errors(), *itertools.starmap(errors_of, pairs)]
     return {
         "max_absolute_error": max(map(operator.attrgetter("absolute"), errors)),

@@ -67,20 +67,20 @@ def run(
         function: Takes the graph's inputs and returns its outputs.
         inputs: Real inputs; weights are not copied.
         request: The graph.
-        copied: The result of :func:`given_copies`, if the caller has it already.
+        copied: The result of :func:`copy_for_run`, if the caller has it already.
 
     Raises:
         Refusal: the function returned no tuple or list.
         TypeError: the graph would write to an input that cannot be copied.
     """
-    given, copies = copied or given_copies(inputs, request)
-    passed = changeable(given, request)
+    stand_ins, copies = copied or copy_for_run(inputs, request)
+    passed = changeable(stand_ins, request)
     buffers, left_alone = clones.Buffers(request), clones.LeftAlone(request)
     apart = torch.random.fork_rng(devices=devices(inputs))
     with _torch.fakes.unset_fake_temporarily(), _torch.modes.saving_as_it_is(), apart:
         before = generator_state(inputs)
         try:
-            outputs = named_outputs(function(*given))
+            outputs = named_outputs(function(*stand_ins))
             found = outputs | _gradients(outputs, copies, request) | passed
             values = {name: detached_copy(value) for name, value in found.items()}
         finally:
@@ -117,7 +117,7 @@ def _rounded_to(request: GraphRequest) -> torch.dtype | None:
     return next(filter(found.__contains__, _COARSE), None)
 
 
-def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any], list[Any]]:
+def copy_for_run(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any], list[Any]]:
     """Return inputs that stand in for the graph's own, and the copies that they are made of.
 
     The copies are leaves for autograd. If an input is not a leaf, its stand-in is computed from the
