@@ -27,6 +27,7 @@ from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.system import distribution
 from composer.system.disk import DiskCache, digest_of, this_process
 from composer.system.distribution import version_of
+from composer.telemetry.report import counted
 
 WORTH_SECONDS = 1.0
 """A failed build is remembered if it took at least this many seconds."""
@@ -170,7 +171,7 @@ def _ago(seconds: float) -> str:
     for unit, size in (("day", DAY), ("hour", 3600.0), ("minute", 60.0)):
         number = int(seconds / size)
         if number:
-            return f"{number} {unit}{'s' if number > 1 else ''} ago"
+            return f"{counted(number, unit)} ago"
     return "less than a minute ago"
 
 

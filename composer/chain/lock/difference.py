@@ -167,8 +167,8 @@ def _moved(entry: LockedGraph, served: Served) -> str:
     last = tried[-1]
     if last.accepted:
         return message
-    why = f" ({last.reason})" if last.reason else ""
-    return f"{message}: {entry.engine} was {last.status}{why}: {first_line(last.message)}"
+    why = f"{last.status} ({last.reason}): {first_line(last.message)}"
+    return f"{message}: {entry.engine} was {why}"
 
 
 def _server(graph: LockedGraph) -> str:

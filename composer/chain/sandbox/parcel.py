@@ -86,7 +86,7 @@ def inputs_to_send(example_inputs: Sequence[Any]) -> list[Any]:
     """
     weights = {i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)}
     with _torch.fakes.unset_fake_temporarily():  # a pickled tensor brings its whole storage: copy
-        return [_input(value) for value in clones.copy_inputs(example_inputs, keep=weights)]
+        return list(map(_input, clones.copy_inputs(example_inputs, keep=weights)))
 
 
 def opened(sent: Sequence[Any]) -> list[Any]:

@@ -25,12 +25,6 @@ from composer.records import EAGER, Attempt, End, GraphRequest, Outcome, PassRec
 Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 """A callable for a graph, and the shared passes that ran within it."""
 
-LOST_A_TIE = "; a tie goes to whoever stands first in the chain"
-"""The text for a participant whose time is not longer than that of the one that serves."""
-
-UNDER_LOAD = "; measured under a load"
-"""The text for a benchmark during which other programs kept taking the cores."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tried:
@@ -182,9 +176,21 @@ def _slower(result: select.Result, at: int, winner: str) -> str:
     counted = ", its build counted" if timing.build_share else ""
     own = f"{in_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
     message = f"{own}; {winner} takes {in_ms(best.cost):.3g} ms{_and_memory(best)}"
-    if timing.grown is None and lost_a_tie(timing.cost, best.cost):
-        message += LOST_A_TIE
-    return f"{message}{UNDER_LOAD}" if result.under_load else message
+    is_tie = timing.grown is None and lost_a_tie(timing.cost, best.cost)
+    return with_circumstances(message, is_tie=is_tie, under_load=result.under_load)
+
+
+def with_circumstances(message: str, *, is_tie: bool, under_load: bool) -> str:
+    """Return the message of a participant that lost, with the circumstances.
+
+    Args:
+        message: Its time, and that of the winner.
+        is_tie: True if it is as fast as the winner.
+        under_load: True if other programs kept taking the cores during the benchmark.
+    """
+    tie = "; a tie goes to whoever stands first in the chain" if is_tie else ""
+    load = "; measured under a load" if under_load else ""
+    return f"{message}{tie}{load}"
 
 
 def _and_memory(timing: select.Timing) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from composer.chain import select
 from composer.chain.failures import REMEDY
 from composer.chain.select import choice
-from composer.chain.select.choice import LOST_A_TIE, UNDER_LOAD, Made, Tried
+from composer.chain.select.choice import Made, Tried
 from composer.chain.select.rules import lost_a_tie
 from composer.chain.select.verdict import CandidateRecord, Verdict
 from composer.chain.select.verdicts import Recalled, VerdictCache
@@ -102,9 +102,8 @@ def _slower(each: CandidateRecord, verdict: Verdict) -> str:
     if "build_ms" in each.figures:
         message += ", its build counted"
     message += f"; {best.who} takes {best.milliseconds:.3g} ms, as measured on {_date(verdict)}"
-    if "mib" not in each.figures and lost_a_tie(each.milliseconds, best.milliseconds):
-        message += LOST_A_TIE
-    return f"{message}{UNDER_LOAD}" if verdict.under_load else message
+    is_tie = "mib" not in each.figures and lost_a_tie(each.milliseconds, best.milliseconds)
+    return choice.with_circumstances(message, is_tie=is_tie, under_load=verdict.under_load)
 
 
 def _refused(each: CandidateRecord, verdict: Verdict) -> str:

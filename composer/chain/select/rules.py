@@ -87,11 +87,10 @@ def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) 
         other: Seconds of a call of the other, in the same rounds.
         margin: The factor by which the first has to be faster.
     """
-    if not front:
-        return False
-    rounds, typical = len(front), statistics.median(front)
-    if any(rounds >= least and min(other) > far * typical for least, far in _FAR_BEHIND):
-        return True
+    rounds = len(front)
+    for least, far in _FAR_BEHIND:
+        if rounds >= least and min(other) > far * statistics.median(front):
+            return True
     if rounds < _SURE_ROUNDS:
         return False
     pairs = zip(_limited(front), _limited(other), strict=True)
