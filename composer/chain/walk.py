@@ -88,9 +88,14 @@ def walk(
 def verdict_cache(
     request: GraphRequest, entries: Sequence[ChainEntry], benchmark: select.Benchmark
 ) -> verdicts.VerdictCache | None:
-    """Return the cache of a benchmark's verdict; ``None`` if the policy remembers none."""
-    terms = benchmark.terms
-    return verdicts.VerdictCache(request, entries, terms) if terms else None
+    """Return the cache of a benchmark's verdict; ``None`` if the verdict cannot be remembered."""
+    if benchmark.terms is None:
+        return None
+    key = verdicts.key_of(request, entries)
+    if key is None:
+        session.current().unkept[request.graph_key] = "nobody knows what the engines are"
+        return None
+    return verdicts.VerdictCache(request, entries, benchmark.terms, key)
 
 
 def _try_in_turn(

@@ -107,39 +107,39 @@ class VerdictCache:
         request: The graph.
         entries: The chain.
         terms: How the policy wants verdicts remembered.
+        key: The result of :func:`key_of`.
     """
 
-    def __init__(self, request: GraphRequest, entries: Sequence[ChainEntry], terms: Terms) -> None:
-        self._request, self._entries, self._terms = request, entries, terms
+    def __init__(
+        self, request: GraphRequest, entries: Sequence[ChainEntry], terms: Terms, key: str
+    ) -> None:
+        self._request, self._entries, self._terms, self._key = request, entries, terms, key
         self._store = SharedStore(terms.cache.store) if terms.cache.store else None
         self._session = session.current()
-        self.key = key_of(request, entries)
 
     def recall(self) -> Recalled | None:
         """Return a verdict that still holds: the user's own, else the shared one, else ``None``."""
-        if self.key is None:
-            return None
         trouble = ""
-        recalled = self._own(self.key)
+        recalled = self._own()
         if recalled is None:
-            recalled = self._shared(self.key)
+            recalled = self._shared()
             if recalled is None:
                 return None
-            cache().put(self.key, recalled.verdict.model_dump(mode="json"))
-        elif self._session.fills_store and self._shared(self.key) is None:
+            cache().put(self._key, recalled.verdict.model_dump(mode="json"))
+        elif self._session.fills_store and self._shared() is None:
             trouble = self._share(recalled.verdict)
         self._note(trouble)
         return recalled
 
-    def _own(self, key: str) -> Recalled | None:
+    def _own(self) -> Recalled | None:
         own = cache()
-        entry = own.get(key)
+        entry = own.get(self._key)
         return self._read(str(own.path), json.dumps(entry.facts)) if entry else None
 
-    def _shared(self, key: str) -> Recalled | None:
+    def _shared(self) -> Recalled | None:
         if self._store is None:
             return None
-        text = self._store.get(key)
+        text = self._store.get(self._key)
         return None if text is None else self._read(self._store.name, text)
 
     def keep(self, outcome: Outcome) -> None:
@@ -147,17 +147,16 @@ class VerdictCache:
 
         If :func:`composer.reset` was called since, this process does not remember it.
         """
-        if self.key is None:
-            self._note("nobody knows what the engines are")
-        elif not _deserves_it(outcome):
+        if not _deserves_it(outcome):
             self._note("some candidate may well be measured the next time that was not now")
+            return
+        verdict, own = self._verdict(outcome), cache()
+        self._session.verdicts.add(self._key)
+        is_kept = own.put(self._key, verdict.model_dump(mode="json"))
+        if self._store is not None:
+            self._note(self._share(verdict))
         else:
-            verdict = self._verdict(self.key, outcome)
-            self._session.verdicts.add(self.key)
-            own = cache()
-            kept = own.put(self.key, verdict.model_dump(mode="json"))
-            trouble = "" if kept else own.trouble
-            self._note(trouble if self._store is None else self._share(verdict))
+            self._note("" if is_kept else own.trouble)
 
     def _share(self, verdict: Verdict) -> str:
         """Put a verdict into the shared store, if any; return why that failed, else nothing."""
@@ -171,9 +170,8 @@ class VerdictCache:
 
     def forget(self) -> None:
         """Remove a verdict whose winner was not accepted; a shared one is left to be replaced."""
-        if self.key is not None:
-            cache().remove(self.key)
-            self._session.verdicts.discard(self.key)
+        cache().remove(self._key)
+        self._session.verdicts.discard(self._key)
 
     def _read(self, source: str, text: str) -> Recalled | None:
         """Return the verdict in ``text``, if it can be used; warn once if it is not a verdict."""
@@ -185,14 +183,14 @@ class VerdictCache:
             warn_of(f"{source!r} holds what is no verdict ({message[:200]!r}); it is not used")
             return None
         names = [each.candidate.name for each in self._entries]
-        if self.key is None or not verdict.fits(self.key, names):
+        if not verdict.fits(self._key, names):
             warn_of(f"{source!r} holds a verdict on another chain; it is not used")
             return None
         return Recalled(verdict, source) if self._holds(verdict) else None
 
     def _holds(self, verdict: Verdict) -> bool:
         here = session.current()
-        if verdict.process == this_process() and self.key not in here.verdicts:
+        if verdict.process == this_process() and self._key not in here.verdicts:
             return False  # composer.reset() has come since
         serves = EAGER if verdict.winner is None else self._entries[verdict.winner].key
         if here.is_quarantined(self._request.graph_key, serves):
@@ -202,12 +200,12 @@ class VerdictCache:
         days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
         return -_SKEW < days < self._terms.days_of(verdict)
 
-    def _verdict(self, key: str, outcome: Outcome) -> Verdict:
+    def _verdict(self, outcome: Outcome) -> Verdict:
         request = self._request
         packages = {name for each in self._entries for name in each.backend.packages}
         named = {name: version_of(name) for name in (*sorted(packages), distribution.NAME)}
         return Verdict.model_construct(
-            key=key,
+            key=self._key,
             measured=datetime.now(UTC),
             chosen=outcome.chosen,
             ranking=outcome.ranking or (),
@@ -235,7 +233,7 @@ def key_of(request: GraphRequest, entries: Sequence[ChainEntry]) -> str | None:
         entries: The chain.
 
     Returns:
-        ``None`` where an engine has no :meth:`~composer.backends.base.Backend.identity`.
+        ``None`` if an engine has no :meth:`~composer.backends.base.Backend.identity`.
     """
     try:
         identities = [_identity(each.backend) for each in entries]
