@@ -33,23 +33,24 @@ def _fallback(request: GraphRequest, passes: late.LatePasses) -> Callable[..., A
     If AOTAutograd cannot make its graphs, the passes are recorded as not run.
     """
     eager = checkpoints.eager_forward(request.gm)
-    if passes.shared.late:
-        gm = clones.clone_graph(request.gm)
-        try:
-            sharing.decline_shared(request)
-            with _torch.modes.modes_put_back():
-                compiled = compile_each(
-                    gm,
-                    request.example_inputs,
-                    passes,
-                    lambda functional, _: _torch.sources.settled_forward(functional),
-                )
-            return sharing.watched(compiled, request, eager)
-        except _torch.dynamo.DYNAMO_CONTROL_FLOW:
-            raise
-        except PassError:
-            raise
-        except BaseException as error:  # noqa: BLE001  # recorded; the eager fallback always answers
-            control_flow.pass_on(error)
-            passes.fail(error)
-    return eager
+    if not passes.shared.late:
+        return eager
+    gm = clones.clone_graph(request.gm)
+    try:
+        sharing.decline_shared(request)
+        with _torch.modes.modes_put_back():
+            compiled = compile_each(
+                gm,
+                request.example_inputs,
+                passes,
+                lambda functional, _: _torch.sources.settled_forward(functional),
+            )
+        return sharing.watched(compiled, request, eager)
+    except _torch.dynamo.DYNAMO_CONTROL_FLOW:
+        raise
+    except PassError:
+        raise
+    except BaseException as error:  # noqa: BLE001  # recorded; the eager fallback always answers
+        control_flow.pass_on(error)
+        passes.fail(error)
+        return eager

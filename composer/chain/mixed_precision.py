@@ -136,8 +136,6 @@ class _Errors:
     def _run_of_eager(self) -> Run:
         try:
             eager = self._run(self._fallback(self._request))
-        except _NotMeasured:
-            raise
         except BaseException as error:
             control_flow.pass_on(error)
             raise _NotMeasured from error
