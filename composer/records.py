@@ -253,7 +253,7 @@ class Attempt:
     @property
     def who(self) -> str:
         """The backend, and its precision if that is not the graph's own."""
-        return f"{self.backend} in bf16" if self.precision == "bf16" else self.backend
+        return in_precision(self.backend, self.precision)
 
     def sentence(self) -> str:
         """The attempt in one line, as warnings and errors quote it."""
@@ -514,6 +514,11 @@ def spelled(name: str, options: Mapping[str, Any]) -> str:
     """Return an engine's name with its options: ``"onnxrt(threads=2)"``."""
     values = ", ".join(f"{key}={value}" for key, value in options.items())
     return f"{name}({values})" if values else name
+
+
+def in_precision(name: str, precision: str | None) -> str:
+    """Return an engine's name with its precision, ``"onnxrt in bf16"``; float32 is not named."""
+    return f"{name} in bf16" if precision == "bf16" else name
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ from composer.chain import failures
 from composer.errors import OptionError, UnknownNameError, refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
 from composer.policy import Cache, Candidate, Facts, Policy
-from composer.records import Attempt, GraphRequest, Reason, Status
+from composer.records import Attempt, GraphRequest, Reason, Status, in_precision
 from composer.system import subprocesses
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class ChainEntry:
             key += f" at {id(held):#x}"
         if candidate.options:
             key += f" with {sorted(candidate.options.items())}"
-        return f"{key} in bf16" if self.precision == "bf16" else key
+        return in_precision(key, self.precision)
 
     @property
     def is_fallback(self) -> bool:

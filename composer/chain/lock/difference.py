@@ -9,7 +9,7 @@ from typing import Any
 from composer.chain.lock.describe import version_here
 from composer.chain.lock.file import Lock, LockedGraph, LockedPass
 from composer.errors import first_line
-from composer.records import Attempt, spelled
+from composer.records import Attempt, in_precision, spelled
 from composer.telemetry.report import counted
 
 
@@ -177,5 +177,4 @@ def _server(graph: LockedGraph) -> str:
 
 def called(graph: LockedGraph) -> str:
     """Return the engine of an entry as text: ``"onnxrt(threads=2) in bf16"``."""
-    served = spelled(graph.engine, graph.options)
-    return f"{served} in {graph.precision}" if graph.precision else served
+    return in_precision(spelled(graph.engine, graph.options), graph.precision)

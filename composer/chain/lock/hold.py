@@ -9,10 +9,10 @@ from typing import Any
 from composer import config, session
 from composer.chain.candidates import ChainEntry, entries_of
 from composer.chain.lock import file
-from composer.chain.lock.describe import describe, readable, versions_for
+from composer.chain.lock.describe import describe, versions_for
 from composer.chain.lock.difference import between, called, versions
 from composer.chain.lock.file import LOCK_FILE, LockedGraph
-from composer.chain.lock.witness import Witness, precision_of
+from composer.chain.lock.witness import Witness, server_of
 from composer.errors import LockError
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Policy
@@ -79,8 +79,8 @@ def _entry(graph: LockedGraph, entries: tuple[ChainEntry, ...]) -> LockedGraph:
     if entry is None:
         raise LockError(path, f"does not hold {graph.title}, nor any other of it")
     differences = [sentence for _, sentence in between(entry, graph)]
-    engine = next((each.backend for each in entries if _is(each, entry)), None)
-    differences += versions(lock, versions_for(engine))
+    named = [each.backend for each in entries if server_of(each) == entry.server]
+    differences += versions(lock, versions_for(named[0] if named else None))
     if same and not _held_to(same, entries):
         differences.append(f"{called(same)}, which it names, is not in the chain")
     if not differences:
@@ -97,18 +97,13 @@ def _held_to(entry: LockedGraph, entries: tuple[ChainEntry, ...]) -> tuple[Chain
     If the eager fallback is the locked engine, it is added to the chain: it can be the fastest
     without being in the chain.
     """
-    named = [each for each in entries if _is(each, entry)]
-    if not named and entry.engine == EAGER:
-        named = list(entries_of(Policy(chain=(Candidate(backend=EAGER),))))
-        entries = (*entries, *named)
-    if not named:
+    if entry.engine == EAGER and entry.server not in map(server_of, entries):
+        entries = (*entries, *entries_of(Policy(chain=(Candidate(backend=EAGER),))))
+    if entry.server not in map(server_of, entries):
         return ()
-    why = f"{LOCK_FILE} says {called(entry)} for this graph"
-    return tuple(
-        each if _is(each, entry) else dataclasses.replace(each, barred=why) for each in entries
-    )
-
-
-def _is(each: ChainEntry, entry: LockedGraph) -> bool:
-    candidate = each.candidate
-    return (candidate.name, readable(candidate.options), precision_of(each)) == entry.server
+    barred = f"{LOCK_FILE} says {called(entry)} for this graph"
+    held = list(entries)
+    for place, each in enumerate(entries):
+        if server_of(each) != entry.server:
+            held[place] = dataclasses.replace(each, barred=barred)
+    return tuple(held)

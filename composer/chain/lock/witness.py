@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from composer import session
 from composer.chain.candidates import ChainEntry
@@ -16,9 +16,10 @@ from composer.chain.lock.file import Lock, LockedGraph
 from composer.records import CompileReport, plain
 
 
-def precision_of(entry: ChainEntry) -> Literal["", "bf16"]:
-    """Return the precision of a candidate; empty if it is the graph's own."""
-    return "bf16" if entry.precision == "bf16" else ""
+def server_of(entry: ChainEntry) -> tuple[str, dict[str, Any], str]:
+    """Return a candidate as :attr:`LockedGraph.server` has it: its name, options and precision."""
+    precision = "bf16" if entry.precision == "bf16" else ""
+    return entry.candidate.name, readable(entry.candidate.options), precision
 
 
 class Witness:
@@ -87,8 +88,7 @@ class Witness:
         served: dict[str, Any] = {"engine": report.chosen}
         entry = self._entry_that_serves(graph.key, report)
         if entry is not None:
-            served["options"] = readable(entry.candidate.options)
-            served["precision"] = precision_of(entry)
+            _, served["options"], served["precision"] = server_of(entry)
         versions = versions_for(entry.backend if entry else None)
         return Served(graph.model_copy(update=served), versions, report.attempts)
 

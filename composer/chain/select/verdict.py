@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from composer.errors import first_line
-from composer.records import EAGER, Attempt, Reason, Status, printable
+from composer.records import EAGER, Attempt, Reason, Status, in_precision, printable
 
 _LONGEST = 1000
 _FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
@@ -71,7 +71,7 @@ class CandidateRecord(BaseModel):
     @property
     def who(self) -> str:
         """The backend, and its precision if that is not the graph's own."""
-        return f"{self.backend} in bf16" if self.precision == "bf16" else self.backend
+        return in_precision(self.backend, self.precision)
 
     @property
     def figures(self) -> dict[str, float]:
