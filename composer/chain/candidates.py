@@ -143,7 +143,7 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
             )
             entries += _in_each_precision(entry, policy)
     if mistakes:
-        raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
+        raise type(mistakes[0])("; ".join(map(str, mistakes)))
     return tuple(entries)
 
 

@@ -100,13 +100,14 @@ def refuse_known(key: str | None, days: float, facts: BuildFacts) -> None:
     if entry is None:
         return
     age = time.time() - entry.written
-    own = entry.facts.get("process") == this_process()
-    if not -DAY < age <= days * DAY or (own and key not in session.current().failures):
+    if not -DAY < age <= days * DAY:
         return
     known = entry.facts
-    message = (
-        f"{known['status']} ({known['reason']}) {_ago(age)}: {first_line(known['message'])}{REMEDY}"
-    )
+    is_own = known.get("process") == this_process()
+    if is_own and key not in session.current().failures:
+        return
+    line = first_line(known["message"])
+    message = f"{known['status']} ({known['reason']}) {_ago(age)}: {line}{REMEDY}"
     error = known["error_type"], known["traceback"]
     raise Refusal(Status.SKIPPED, Reason.KNOWN_FAILURE, message, *error)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from pydantic import BaseModel
 
-from composer.backends.base import Backend
 from composer.chain.lock.file import LockedGraph, LockedPass
 from composer.graphs import keys
 from composer.passes.base import GraphPass
@@ -135,9 +134,8 @@ def readable(value: Any) -> Any:
     return keys.without_address(qualified_name(value) if callable(value) else str(value))
 
 
-def versions_for(backend: Backend | None) -> dict[str, str]:
-    """Return the versions of torch, composer and an engine's packages; "" if not installed."""
-    packages = backend.packages if backend else ()
+def versions_with(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of torch, composer and the packages; "" for one that is not installed."""
     return {name: version_here(name) for name in ("torch", distribution.NAME, *packages)}
 
 

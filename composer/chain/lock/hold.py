@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 from composer import config, session
 from composer.chain.candidates import ChainEntry, entries_of
 from composer.chain.lock import file
-from composer.chain.lock.describe import describe, versions_for
+from composer.chain.lock.describe import describe, versions_with
 from composer.chain.lock.difference import between, called, versions
 from composer.chain.lock.file import LOCK_FILE, LockedGraph
 from composer.chain.lock.witness import Witness, server_of
@@ -79,8 +80,9 @@ def _entry(graph: LockedGraph, entries: tuple[ChainEntry, ...]) -> LockedGraph:
     if entry is None:
         raise LockError(path, f"does not hold {graph.title}, nor any other of it")
     differences = [sentence for _, sentence in between(entry, graph)]
-    named = [each.backend for each in entries if server_of(each) == entry.server]
-    differences += versions(lock, versions_for(named[0] if named else None))
+    engines = [each.backend for each in entries if server_of(each) == entry.server]
+    packages = itertools.chain.from_iterable(engine.packages for engine in engines)
+    differences += versions(lock, versions_with(packages))
     if same and not _held_to(same, entries):
         differences.append(f"{called(same)}, which it names, is not in the chain")
     if not differences:

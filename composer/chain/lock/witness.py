@@ -10,7 +10,7 @@ from typing import Any
 
 from composer import session
 from composer.chain.candidates import ChainEntry
-from composer.chain.lock.describe import readable, versions_for
+from composer.chain.lock.describe import readable, versions_with
 from composer.chain.lock.difference import Served
 from composer.chain.lock.file import Lock, LockedGraph
 from composer.records import CompileReport, plain
@@ -87,9 +87,11 @@ class Witness:
     def _as_served(self, graph: LockedGraph, report: CompileReport) -> Served:
         served: dict[str, Any] = {"engine": report.chosen}
         entry = self._entry_that_serves(graph.key, report)
+        packages: tuple[str, ...] = ()
         if entry is not None:
             _, served["options"], served["precision"] = server_of(entry)
-        versions = versions_for(entry.backend if entry else None)
+            packages = entry.backend.packages
+        versions = versions_with(packages)
         return Served(graph.model_copy(update=served), versions, report.attempts)
 
     def _entry_that_serves(self, key: str, report: CompileReport) -> ChainEntry | None:

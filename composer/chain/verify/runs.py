@@ -109,7 +109,8 @@ def _tensors(outputs: Values) -> dict[str, torch.Tensor]:
 def _rounded_to(request: GraphRequest) -> torch.dtype | None:
     """Return the coarsest dtype of the graph's values and of autocast around or within it."""
     found: set[torch.dtype | None] = {dtype for _, dtype in _torch.modes.autocasts()}
-    for node in [node for each in graph_modules(request.gm) for node in each.graph.nodes]:
+    nodes = itertools.chain.from_iterable(each.graph.nodes for each in graph_modules(request.gm))
+    for node in nodes:
         found.add(_torch.modes.autocast_dtype(node))
         value = value_of(node)
         if isinstance(value, torch.Tensor):
