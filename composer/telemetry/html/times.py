@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer.records import EAGER, CompileReport
-from composer.telemetry.page.words import sane
+from composer.telemetry.html.words import sane
 
 LONGEST = 2.0
 """The largest length of a bar, as a multiple of eager's time. Eager's line is in the middle."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from composer.errors import first_line
 from composer.records import CompileReport, PassRecord
-from composer.telemetry.page.words import sane
+from composer.telemetry.html.words import sane
 
 
 @dataclass(frozen=True, slots=True)

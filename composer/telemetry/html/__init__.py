@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.records import CompileReport, Reason
-from composer.telemetry.page import effects, fallbacks, shares, spent, timeline, times, words
-from composer.telemetry.page.timeline import Bar
-from composer.telemetry.page.times import Times
+from composer.telemetry.html import effects, fallbacks, shares, spent, timeline, times, words
+from composer.telemetry.html.timeline import Bar
+from composer.telemetry.html.times import Times
 from composer.telemetry.recording import Process, Recording
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("composer.telemetry", "page"),
+        loader=PackageLoader("composer.telemetry", "html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -17,15 +17,14 @@ from rewrites import Raises, Scale, at
 import composer
 from composer import Reason, Status
 from composer.records import GraphInput, PassRecord
-from composer.telemetry.html import render
-from composer.telemetry.page import words
-from composer.telemetry.page.effects import effects
-from composer.telemetry.page.fallbacks import fallbacks, traces
-from composer.telemetry.page.shares import engines as said_of_engines
-from composer.telemetry.page.shares import shares
-from composer.telemetry.page.spent import pieces, spent
-from composer.telemetry.page.timeline import timeline
-from composer.telemetry.page.times import times
+from composer.telemetry.html import render, words
+from composer.telemetry.html.effects import effects
+from composer.telemetry.html.fallbacks import fallbacks, traces
+from composer.telemetry.html.shares import engines as said_of_engines
+from composer.telemetry.html.shares import shares
+from composer.telemetry.html.spent import pieces, spent
+from composer.telemetry.html.timeline import timeline
+from composer.telemetry.html.times import times
 from composer.telemetry.recording import Recording
 
 HOSTILE = (

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from composer.records import CompileReport
-from composer.telemetry.page.spent import Piece, pieces
-from composer.telemetry.page.words import sane
+from composer.telemetry.html.spent import Piece, pieces
+from composer.telemetry.html.words import sane
 
 _STEPS = (
     *(step * 10.0**power for power in range(-6, 1) for step in (1, 2, 5)),

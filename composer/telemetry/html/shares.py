@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer.records import EAGER, Attempt, CompileReport
-from composer.telemetry.page.words import percentages, sane
+from composer.telemetry.html.words import percentages, sane
 
 
 @dataclass(frozen=True, slots=True)

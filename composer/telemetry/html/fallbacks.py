@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from composer.errors import first_line
 from composer.records import Attempt, CompileReport, Reason
-from composer.telemetry.page.words import sane
+from composer.telemetry.html.words import sane
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from composer.records import BEFORE_AUTOGRAD, CompileReport
-from composer.telemetry.page.words import percentages, sane
+from composer.telemetry.html.words import percentages, sane
 
 PASSES, REST = "passes", "rest"
 
