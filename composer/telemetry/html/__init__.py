@@ -38,11 +38,13 @@ def render(recordings: Sequence[Recording], means: Callable[[Reason], str] | Non
         included, and only the end of a long traceback.
     """
     environment = _environment()
+    script = environment.get_template("report.js").render()  # as ``include`` puts it into the page
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # A file of records can contain half of a surrogate pair, which UTF-8 cannot encode.
     page = environment.get_template("report.html.j2").render(
         _parts(recordings),
         means=means or (lambda _: ""),
-        script_hash=_hash(_source(environment, "report.js")),
+        script_hash=f"sha256-{digest}",
     )
     return page.encode("utf-8", "replace").decode("utf-8")
 
@@ -72,20 +74,22 @@ class PageGraph:
     bar: Bar
 
 
+_Lane = tuple[Process, tuple[PageGraph, ...]]
+
+
 def _parts(recordings: Sequence[Recording]) -> dict[str, Any]:
     """Return the variables of the template."""
     graphs = tuple(graph for each in recordings for graph in each.report.graphs)
     line = timeline.timeline(graphs)
     lanes = tuple(_lanes(recordings, line.bars))
-    served = Counter(graph.chosen for graph in graphs)
     return {
         "graphs": graphs,
         "lanes": lanes,
         "line": line,
-        "served": served.most_common(),
+        "served": Counter(graph.chosen for graph in graphs).most_common(),
         "seconds": sum(words.sane(graph.seconds) for graph in graphs),
         "shares": shares.shares(graphs),
-        "measured": tuple(_measured(each for _, entries in lanes for each in entries)),
+        "measured": tuple(_measured(lanes)),
         "engines": shares.engines(graphs),
         "fallbacks": fallbacks.fallbacks(graphs),
         "traces": fallbacks.traces(graphs),
@@ -94,25 +98,24 @@ def _parts(recordings: Sequence[Recording]) -> dict[str, Any]:
     }
 
 
-def _lanes(
-    recordings: Iterable[Recording], bars: Sequence[Bar]
-) -> Iterable[tuple[Process, tuple[PageGraph, ...]]]:
+def _lanes(recordings: Iterable[Recording], bars: Sequence[Bar]) -> Iterator[_Lane]:
     """Yield each process with its graphs, numbered."""
-    number = 0
-    for each in recordings:
+    numbered_bars = enumerate(bars, start=1)
+    for recording in recordings:
         entries = []
-        for graph in each.report.graphs:
-            entries.append(PageGraph(number + 1, each.process, graph, bars[number]))
-            number += 1
-        yield each.process, tuple(entries)
+        for graph in recording.report.graphs:
+            number, bar = next(numbered_bars)
+            entries.append(PageGraph(number, recording.process, graph, bar))
+        yield recording.process, tuple(entries)
 
 
-def _measured(entries: Iterable[PageGraph]) -> Iterator[tuple[PageGraph, Times]]:
+def _measured(lanes: Iterable[_Lane]) -> Iterator[tuple[PageGraph, Times]]:
     """Yield the graphs whose engines were measured, with their times."""
-    for each in entries:
-        found = times.times(each.graph)
-        if found is not None:
-            yield each, found
+    for _, entries in lanes:
+        for entry in entries:
+            found = times.times(entry.graph)
+            if found is not None:
+                yield entry, found
 
 
 @cache
@@ -126,27 +129,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = (
-        "clock",
-        "counted",
-        "cut",
-        "duration",
-        "head",
-        "moment",
-        "said",
-        "short",
-        "tail",
-    )
+    names = ("clock", "counted", "cut", "duration", "head", "moment", "said", "short", "tail")
     environment.filters |= {name: getattr(words, name) for name in names}
     environment.filters["fact"] = shares.fact
     return environment
-
-
-def _source(environment: Environment, name: str) -> str:
-    """Return the text of a file as ``include`` puts it into the page."""
-    return environment.get_template(name).render()
-
-
-def _hash(script: str) -> str:
-    """Return the name of the script in the content security policy."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -10,7 +10,7 @@ from composer.records import CompileReport, PassRecord
 from composer.telemetry.html.words import sane
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Effect:
     """The effects of one pass in one stage.
 
@@ -29,37 +29,35 @@ class Effect:
 
     name: str
     stage: str
-    runs: int
-    changed: int
-    matches: int | None
-    nodes_before: int
-    nodes_after: int
-    seconds: float
-    errors: int
-    error: str
+    runs: int = 0
+    changed: int = 0
+    matches: int | None = None
+    nodes_before: int = 0
+    nodes_after: int = 0
+    seconds: float = 0.0
+    errors: int = 0
+    error: str = ""
+
+    def add(self, run: PassRecord) -> None:
+        """Add one run of the pass."""
+        self.runs += 1
+        self.seconds += sane(run.seconds)
+        if run.changed:
+            self.changed += 1
+            self.nodes_before += run.nodes_before
+            self.nodes_after += run.nodes_after
+        if run.matches is not None:
+            self.matches = run.matches + (self.matches or 0)
+        if run.error:
+            self.errors += 1
+            self.error = self.error or first_line(run.error)
 
 
 def effects(graphs: Iterable[CompileReport]) -> tuple[Effect, ...]:
     """Return the effects of every pass, in the order of their first runs."""
-    found: dict[tuple[str, str], list[PassRecord]] = {}
-    for each in (each for graph in graphs for each in graph.passes):
-        found.setdefault((each.name, each.stage), []).append(each)
-    return tuple(_effect(name, stage, runs) for (name, stage), runs in found.items())
-
-
-def _effect(name: str, stage: str, runs: list[PassRecord]) -> Effect:
-    changes = [each for each in runs if each.changed]
-    matches = [each.matches for each in runs if each.matches is not None]
-    errors = [first_line(each.error) for each in runs if each.error]
-    return Effect(
-        name,
-        stage,
-        runs=len(runs),
-        changed=len(changes),
-        matches=sum(matches) if matches else None,
-        nodes_before=sum(each.nodes_before for each in changes),
-        nodes_after=sum(each.nodes_after for each in changes),
-        seconds=sum(sane(each.seconds) for each in runs),
-        errors=len(errors),
-        error=errors[0] if errors else "",
-    )
+    found: dict[tuple[str, str], Effect] = {}
+    for graph in graphs:
+        for run in graph.passes:
+            effect = found.setdefault((run.name, run.stage), Effect(run.name, run.stage))
+            effect.add(run)
+    return tuple(found.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,26 +30,28 @@ class Fallback:
 
 def fallbacks(graphs: Iterable[CompileReport]) -> tuple[Fallback, ...]:
     """Return the reasons why candidates were not accepted, the most frequent first."""
-    found: dict[Reason | None, list[tuple[int, Attempt]]] = {}
+    found: defaultdict[Reason | None, list[tuple[int, Attempt]]] = defaultdict(list)
     for number, graph in enumerate(graphs):
         for attempt in graph.attempts:
             if not attempt.accepted:
-                found.setdefault(attempt.reason, []).append((number, attempt))
-    rows = (_fallback(reason, attempts) for reason, attempts in found.items())
+                found[attempt.reason].append((number, attempt))
+    rows = [_fallback(reason, numbered) for reason, numbered in found.items()]
     return tuple(sorted(rows, key=lambda row: (-row.attempts, str(row.reason))))
 
 
-def _fallback(reason: Reason | None, found: list[tuple[int, Attempt]]) -> Fallback:
-    attempts = [attempt for _, attempt in found]
-    said = Counter(first_line(each.message) or each.error_type for each in attempts)
+def _fallback(reason: Reason | None, numbered: list[tuple[int, Attempt]]) -> Fallback:
+    """Return the row of a reason, from its attempts and the numbers of their graphs."""
+    graphs, attempts = zip(*numbered, strict=True)
+    messages = Counter(first_line(each.message) or each.error_type for each in attempts)
+    most_frequent, _ = messages.most_common(1)[0]
     return Fallback(
         reason,
         attempts=len(attempts),
-        graphs=len({number for number, _ in found}),
+        graphs=len(set(graphs)),
         backends=tuple(Counter(each.backend for each in attempts).most_common()),
         seconds=sum(sane(each.seconds) for each in attempts),
-        said=said.most_common(1)[0][0],
-        others=len(said) - 1,
+        said=most_frequent,
+        others=len(messages) - 1,
     )
 
 
@@ -67,18 +69,23 @@ class Trace:
 
 def traces(graphs: Iterable[CompileReport]) -> dict[str, Trace]:
     """Return the tracebacks by their text, the most frequent first. Equal ones are merged."""
-    found: dict[str, list[Attempt]] = {}
-    for attempt in (each for graph in graphs for each in graph.attempts if each.traceback):
-        found.setdefault(attempt.traceback, []).append(attempt)
-    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
-    return {
-        text: Trace(
-            number,
-            text,
-            attempts[0].error_type,
-            first_line(attempts[0].message),
-            tuple(dict.fromkeys(each.backend for each in attempts)),
-            len(attempts),
-        )
-        for number, (text, attempts) in enumerate(ordered, start=1)
-    }
+    found: defaultdict[str, list[Attempt]] = defaultdict(list)
+    for graph in graphs:
+        for attempt in graph.attempts:
+            if attempt.traceback:
+                found[attempt.traceback].append(attempt)
+    most_frequent_first = sorted(found.values(), key=len, reverse=True)
+    rows = [_trace(number, each) for number, each in enumerate(most_frequent_first, start=1)]
+    return {row.text: row for row in rows}
+
+
+def _trace(number: int, attempts: list[Attempt]) -> Trace:
+    first = attempts[0]
+    return Trace(
+        number,
+        first.traceback,
+        first.error_type,
+        first_line(first.message),
+        backends=tuple(dict.fromkeys(each.backend for each in attempts)),
+        attempts=len(attempts),
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from composer.records import EAGER, Attempt, CompileReport
+from composer.records import EAGER, CompileReport
 from composer.telemetry.html.words import percentages, sane
 
 
@@ -29,9 +30,12 @@ class EngineShare:
     seconds_percent: float
 
 
-def accepted(graph: CompileReport) -> Attempt | None:
-    """Return the attempt that serves a graph; ``None`` for the eager fallback or no engine."""
-    return next((each for each in reversed(graph.attempts) if each.accepted), None)
+@dataclass(slots=True)
+class _Total:
+    graphs: int = 0
+    nodes: float = 0.0
+    calls: int = 0
+    seconds: float = 0.0
 
 
 def shares(graphs: Iterable[CompileReport]) -> tuple[EngineShare, ...]:
@@ -41,34 +45,41 @@ def shares(graphs: Iterable[CompileReport]) -> tuple[EngineShare, ...]:
     answered. The time within calls cannot be split, so all of it counts for the engine. Graphs
     without an engine are left out.
     """
-    served = [graph for graph in graphs if graph.chosen]
-    engines = dict.fromkeys(graph.chosen for graph in served)
-    totals = {engine: [0.0] * 4 for engine in (*engines, EAGER)}
-    for graph in served:
-        _add(totals, graph)
-    order = sorted(totals, key=lambda name: (name == EAGER, -totals[name][1], name))
-    kept = [name for name in order if any(totals[name])]
-    columns = [percentages([totals[name][i] for name in kept]) for i in (1, 2, 3)]
+    totals: defaultdict[str, _Total] = defaultdict(_Total)
+    for graph in graphs:
+        if graph.chosen:
+            _add(graph, totals[graph.chosen], totals[EAGER])
+    if totals[EAGER] == _Total():
+        del totals[EAGER]
+    rows = sorted(totals.items(), key=lambda row: (row[0] == EAGER, -row[1].nodes, row[0]))
+    nodes = percentages([total.nodes for _, total in rows])
+    calls = percentages([total.calls for _, total in rows])
+    seconds = percentages([total.seconds for _, total in rows])
     return tuple(
-        EngineShare(name, int(count), nodes, int(calls), seconds, *percents)
-        for name, *percents in zip(kept, *columns, strict=True)
-        for count, nodes, calls, seconds in [totals[name]]
+        EngineShare(name, each.graphs, each.nodes, each.calls, each.seconds, *percents)
+        for (name, each), *percents in zip(rows, nodes, calls, seconds, strict=True)
     )
 
 
-def _add(totals: dict[str, list[float]], graph: CompileReport) -> None:
-    """Add one graph to the totals of graphs, nodes, calls and seconds."""
-    attempt, counters = accepted(graph), graph.runtime.read()
-    coverage = 1.0 if attempt is None or attempt.coverage is None else attempt.coverage
-    taken = graph.nodes * min(max(0.0, coverage), 1.0)  # in this order NaN is nothing
-    fallen = min(counters.fallbacks, counters.calls)
-    mine, fallback = totals[graph.chosen], totals[EAGER]
-    mine[0] += 1
-    mine[1] += taken
-    fallback[1] += graph.nodes - taken
-    mine[2] += counters.calls - fallen
-    fallback[2] += fallen
-    mine[3] += sane(counters.seconds)
+def _add(graph: CompileReport, engine: _Total, eager: _Total) -> None:
+    """Add one graph to the totals of the engine that serves it, and to those of eager."""
+    coverage = min(max(0.0, _coverage(graph)), 1.0)  # in this order NaN becomes 0
+    counters = graph.runtime.read()
+    fallbacks = min(counters.fallbacks, counters.calls)
+    engine.graphs += 1
+    engine.nodes += graph.nodes * coverage
+    eager.nodes += graph.nodes - graph.nodes * coverage
+    engine.calls += counters.calls - fallbacks
+    eager.calls += fallbacks
+    engine.seconds += sane(counters.seconds)
+
+
+def _coverage(graph: CompileReport) -> float:
+    """Return the share of nodes that the attempt that serves reports; 1 if there is no report."""
+    for attempt in reversed(graph.attempts):
+        if attempt.accepted:
+            return 1.0 if attempt.coverage is None else attempt.coverage
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +93,31 @@ class EngineFacts:
 def engines(graphs: Iterable[CompileReport]) -> tuple[EngineFacts, ...]:
     """Return engines that report facts, with the facts that are equal in all their attempts."""
     agreed: dict[str, dict[str, Any]] = {}
-    for attempt in (each for graph in graphs for each in graph.attempts if each.engine):
-        facts = agreed.setdefault(attempt.backend, dict(attempt.engine))
-        for name in [name for name in facts if attempt.engine.get(name) != facts[name]]:
-            del facts[name]
-    found = (
-        EngineFacts(
-            name, tuple((key, fact(value)) for key, value in facts.items() if _is_short(value))
-        )
-        for name, facts in sorted(agreed.items())
-    )
+    for graph in graphs:
+        for attempt in graph.attempts:
+            if attempt.engine:
+                known = agreed.get(attempt.backend, attempt.engine)
+                agreed[attempt.backend] = _common(known, attempt.engine)
+    found = [EngineFacts(name, _short_facts(agreed[name])) for name in sorted(agreed)]
     return tuple(engine for engine in found if engine.facts)
+
+
+def _common(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if others.get(name) == value}
+
+
+def _short_facts(facts: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the facts whose text is one line of at most 80 characters."""
+    texts = [(name, fact(value)) for name, value in facts.items()]
+    return tuple((name, text) for name, text in texts if len(text) <= 80 and "\n" not in text)
 
 
 def fact(value: Any) -> str:
     """Return one fact as text in one line; a list of sentences gets one line for each."""
-    if isinstance(value, list | tuple):
-        texts = [fact(each) for each in value]
-        return ("\n" if any(" " in text for text in texts) else ", ").join(texts)
     if isinstance(value, dict):
-        return ", ".join(f"{key} {fact(each)}" for key, each in value.items())
-    return str(value)
-
-
-def _is_short(value: Any) -> bool:
-    text = fact(value)
-    return len(text) <= 80 and "\n" not in text
+        return ", ".join(f"{name} {fact(each)}" for name, each in value.items())
+    if not isinstance(value, list | tuple):
+        return str(value)
+    texts = [fact(each) for each in value]
+    has_sentences = any(" " in text for text in texts)
+    return ("\n" if has_sentences else ", ").join(texts)

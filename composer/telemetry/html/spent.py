@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from composer.records import BEFORE_AUTOGRAD, CompileReport
 from composer.telemetry.html.words import percentages, sane
@@ -27,13 +29,16 @@ class Piece:
 
 def pieces(graph: CompileReport) -> tuple[Piece, ...]:
     """Return the parts of a compile, in order. The rest comes last, since its time is unknown."""
-    before = sum(sane(each.seconds) for each in graph.passes if each.stage in BEFORE_AUTOGRAD)
-    found = [Piece(PASSES, "shared passes", before)] if before else []
+    early = [each for each in graph.passes if each.stage in BEFORE_AUTOGRAD]
+    passes = Piece(PASSES, "shared passes", sum(sane(each.seconds) for each in early))
+    found = [passes] if passes.seconds else []
     for each in graph.attempts:
         reason = str(each.reason or "")
         found.append(Piece(str(each.status), each.backend, sane(each.seconds), reason))
     rest = sane(graph.seconds) - sum(piece.seconds for piece in found)
-    return (*found, Piece(REST, "composer", rest)) if rest > 1e-6 else tuple(found)
+    if rest > 1e-6:
+        found.append(Piece(REST, "composer", rest))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +54,12 @@ class Spent:
 
 def spent(found: Iterable[Sequence[Piece]]) -> tuple[Spent, ...]:
     """Return the sums of the pieces of many graphs by kind and name, the longest first."""
-    totals: dict[tuple[str, str], list[float]] = {}
-    for each in (each for of_graph in found for each in of_graph):
-        totals.setdefault((each.kind, each.name), []).append(each.seconds)
-    order = sorted(totals.items(), key=lambda item: -sum(item[1]))
-    percents = percentages([sum(seconds) for _, seconds in order])
+    seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for piece in chain.from_iterable(found):
+        seconds[piece.kind, piece.name].append(piece.seconds)
+    rows = sorted(seconds.items(), key=lambda row: -sum(row[1]))
+    percents = percentages([sum(lengths) for _, lengths in rows])
     return tuple(
-        Spent(kind, name, len(seconds), sum(seconds), percent)
-        for ((kind, name), seconds), percent in zip(order, percents, strict=True)
+        Spent(kind, name, len(lengths), sum(lengths), percent)
+        for ((kind, name), lengths), percent in zip(rows, percents, strict=True)
     )

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from composer.records import CompileReport
 from composer.telemetry.html.spent import Piece, pieces
@@ -81,19 +82,17 @@ class Timeline:
 
 def timeline(graphs: Sequence[CompileReport]) -> Timeline:
     """Lay the graphs of all processes on one axis."""
-    found = [pieces(graph) for graph in graphs]
-    seconds = [sum(piece.seconds for piece in each) for each in found]
-    ends = list(_ends(graphs))
-    starts = [end - length for end, length in zip(ends, seconds, strict=True)]
-    axis = Axis(list(zip(starts, ends, strict=True)))
+    parts = [pieces(graph) for graph in graphs]
+    seconds = [sum(piece.seconds for piece in each) for each in parts]
+    busy = [(end - length, end) for end, length in zip(_ends(graphs), seconds, strict=True)]
+    axis = Axis(busy)
     longest = max(seconds, default=0.0) or 1.0
-    bars = (
-        Bar(each, length, axis.at(start), axis.at(end) - axis.at(start), 100 * length / longest)
-        for each, length, start, end in zip(found, seconds, starts, ends, strict=True)
-    )
-    began, ended = min(starts, default=0.0), max(ends, default=0.0)
+    bars = [
+        Bar(each, length, *axis.span(*times), alone=100 * length / longest)
+        for each, length, times in zip(parts, seconds, busy, strict=True)
+    ]
     ticks = tuple(tuple(axis.ticks(apart)) for apart in _APART)
-    return Timeline(tuple(bars), axis.waits(), ticks, began, ended)
+    return Timeline(tuple(bars), tuple(axis.waits()), ticks, axis.began, axis.ended)
 
 
 def _ends(graphs: Sequence[CompileReport]) -> Iterator[float]:
@@ -105,7 +104,9 @@ def _ends(graphs: Sequence[CompileReport]) -> Iterator[float]:
     for graph in graphs:
         try:
             time = datetime.fromisoformat(graph.time)
-            end = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+            if time.tzinfo is None:
+                time = time.replace(tzinfo=UTC)
+            end = time.timestamp()
         except (ValueError, OverflowError):
             end += sane(graph.seconds)
         yield end
@@ -115,50 +116,59 @@ class Axis:
     """A time axis: linear while something is compiled, with a limit on the length of waits."""
 
     def __init__(self, busy: Sequence[tuple[float, float]]) -> None:
-        self._busy = _merged(busy)
+        self._busy = _merged(busy) or [(0.0, 0.0)]
+        self.began, self.ended = self._busy[0][0], self._busy[-1][1]
         compiled = sum(end - start for start, end in self._busy) or 1.0
         gaps = max(len(self._busy) - 1, 1)
-        self._most = compiled * min(_CUT, _CUTS / gaps)
+        self._longest_wait = compiled * min(_CUT, _CUTS / gaps)
         self._offsets = list(self._places())
-        self._length = self._offsets[-1] + _length(self._busy[-1]) if self._busy else 0.0
+        last_start, _ = self._busy[-1]
+        self._length = self._offsets[-1] + self.ended - last_start
 
     def _places(self) -> Iterator[float]:
         """Yield the position at which each busy interval begins, in seconds."""
-        place = 0.0
-        for i, (start, end) in enumerate(self._busy):
-            place += min(start - self._busy[i - 1][1], self._most) if i else 0.0
+        place, ended = 0.0, self.began
+        for start, end in self._busy:
+            place += min(start - ended, self._longest_wait)
             yield place
             place += end - start
+            ended = end
 
     def at(self, time: float) -> float:
         """Return the position of a time within a busy interval, in per cent of the axis."""
         if not self._length:
             return 0.0
-        i = bisect_left(self._busy, time, key=lambda stretch: stretch[1])
+        i = bisect_left(self._busy, time, key=lambda interval: interval[1])
         return 100 * (self._offsets[i] + time - self._busy[i][0]) / self._length
 
-    def waits(self) -> tuple[Wait, ...]:
-        """Return the waits between the busy intervals."""
-        pairs = zip(self._busy, self._busy[1:], strict=False)
-        found = ((end, start, self.at(end), self.at(start)) for (_, end), (start, _) in pairs)
-        return tuple(
-            Wait(left, right - left, start - end, cut=start - end > self._most)
-            for end, start, left, right in found
-        )
+    def span(self, start: float, end: float) -> tuple[float, float]:
+        """Return the position and the width of an interval, in per cent of the axis."""
+        left = self.at(start)
+        return left, self.at(end) - left
+
+    def waits(self) -> Iterator[Wait]:
+        """Yield the waits between the busy intervals."""
+        for (_, end), (start, _) in pairwise(self._busy):
+            seconds = start - end
+            yield Wait(*self.span(end, start), seconds, cut=seconds > self._longest_wait)
 
     def ticks(self, apart: float) -> Iterator[Tick]:
         """Yield ticks at round numbers of seconds, at least ``apart`` per cent from each other."""
         if not self._length:
             return
-        step, last = _round_step(self._length * apart / 75), -100.0
+        last = -100.0
+        for seconds in self._multiples(_round_step(self._length * apart / 75)):
+            left = self.at(self.began + seconds)
+            if left - last >= apart and left <= 100 - apart / 2:
+                yield Tick(left, seconds)
+                last = left
+
+    def _multiples(self, step: float) -> Iterator[float]:
+        """Yield the multiples of a step that are in busy intervals, in seconds from the start."""
         for start, end in self._busy:
-            first = self._busy[0][0]
-            number = math.ceil((start - first) / step)
-            while first + number * step <= end:
-                left = self.at(first + number * step)
-                if left - last >= apart and left <= 100 - apart / 2:
-                    yield Tick(left, number * step)
-                    last = left
+            number = math.ceil((start - self.began) / step)
+            while self.began + number * step <= end:
+                yield number * step
                 number += 1
 
 
@@ -166,16 +176,15 @@ def _merged(busy: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     merged: list[tuple[float, float]] = []
     for start, end in sorted(busy):
         if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
+            start, earlier_end = merged.pop()
+            end = max(end, earlier_end)
+        merged.append((start, end))
     return merged
-
-
-def _length(stretch: tuple[float, float]) -> float:
-    return stretch[1] - stretch[0]
 
 
 def _round_step(least: float) -> float:
     """Return a round number of seconds, at least ``least``; above five hours, whole days."""
-    return next((step for step in _STEPS if step >= least), 86400.0 * math.ceil(least / 86400))
+    for step in _STEPS:
+        if step >= least:
+            return step
+    return 86400.0 * math.ceil(least / 86400)

@@ -45,8 +45,8 @@ def times(graph: CompileReport) -> Times | None:
     engines = tuple(_times(graph))
     if not engines:
         return None
-    first = engines[0]
-    return Times(first.seconds / first.ratio, engines)
+    eager = engines[0].seconds / engines[0].ratio
+    return Times(eager, engines)
 
 
 def _times(graph: CompileReport) -> Iterator[Time]:
@@ -54,7 +54,8 @@ def _times(graph: CompileReport) -> Iterator[Time]:
         timing = each.engine.get("timing")
         if each.backend == EAGER or not isinstance(timing, dict):
             continue
-        seconds, eager = _seconds(timing.get("ms")), _seconds(timing.get("eager_ms"))
+        seconds = _seconds(timing.get("ms"))
+        eager = _seconds(timing.get("eager_ms"))
         if seconds and eager:
             ratio = seconds / eager
             percent = min(100 * ratio / LONGEST, 100.0)
@@ -63,4 +64,6 @@ def _times(graph: CompileReport) -> Iterator[Time]:
 
 def _seconds(milliseconds: Any) -> float:
     """Convert milliseconds to seconds; 0 if the value is not a valid time."""
-    return sane(milliseconds / 1000) if isinstance(milliseconds, int | float) else 0.0
+    if isinstance(milliseconds, int | float):
+        return sane(milliseconds / 1000)
+    return 0.0

@@ -22,11 +22,14 @@ def duration(seconds: float) -> str:
     seconds = sane(seconds)
     if not seconds:
         return "0 s"
+    if seconds < 9.95e-3:
+        return f"{seconds * 1000:.2g} ms"
     if seconds < 0.9995:
-        milliseconds = seconds * 1000
-        return f"{milliseconds:.0f} ms" if milliseconds >= 9.95 else f"{milliseconds:.2g} ms"
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
     if seconds < 99.95:
-        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
@@ -45,8 +48,10 @@ def clock(seconds: float) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return a text such as ``"1 graph"``, ``"1,200 graphs"`` or ``"2 processes"``."""
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
+    if number == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def percentages(parts: Sequence[float]) -> list[float]:
@@ -59,15 +64,17 @@ def percentages(parts: Sequence[float]) -> list[float]:
         return [0.0] * len(parts)
     exact = [part * 1000 / whole for part in parts]
     tenths = [math.floor(each) for each in exact]
-    by_rest = sorted(range(len(parts)), key=lambda i: tenths[i] - exact[i])
-    for i in by_rest[: 1000 - sum(tenths)]:
+    largest_rest_first = sorted(range(len(parts)), key=lambda i: tenths[i] - exact[i])
+    for i in largest_rest_first[: 1000 - sum(tenths)]:
         tenths[i] += 1
     return [each / 10 for each in tenths]
 
 
 def cut(name: str, limit: int) -> str:
     """Return a name, shortened with an ellipsis if it is longer than ``limit`` characters."""
-    return name if len(name) <= limit else f"{name[: limit - 1]}…"
+    if len(name) <= limit:
+        return name
+    return f"{name[: limit - 1]}…"
 
 
 def head(text: str, limit: int) -> str:
