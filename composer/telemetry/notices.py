@@ -21,7 +21,7 @@ import sys
 import warnings
 
 from composer.errors import FallbackWarning
-from composer.records import EAGER, CompileReport, Reason, Status
+from composer.records import EAGER, Attempt, CompileReport, Reason, Status
 from composer.registry import nearest
 from composer.system import distribution
 
@@ -54,20 +54,27 @@ def warn_of_fallbacks(
         warned: Pairs of backend and reason without a further warning; new pairs are added.
         asked_by_name: True if the user wrote the chain, false for the default chain.
     """
+    missed = asked_by_name or report.chosen == EAGER
     for attempt in report.attempts:
-        what = attempt.backend, str(attempt.reason)
-        # Warn of an engine that is not installed, or known to fail, only if the user asked for it
-        # or if no other engine serves the graph.
-        missed = asked_by_name or report.chosen == EAGER
-        absent = attempt.status is Status.UNAVAILABLE and not missed
-        skipped = attempt.status is Status.SKIPPED
-        known = attempt.reason is Reason.KNOWN_FAILURE and missed
-        unwanted = (skipped and not known) or attempt.status is Status.NOT_CHOSEN
-        unwanted |= attempt.on_trial and attempt.reason is not Reason.RAISED_AT_RUNTIME
-        if attempt.accepted or absent or unwanted or what in warned:
-            continue
-        _warn(f"{attempt.sentence()}; graph {report.label} runs on {report.chosen}")
-        warned.add(what)  # not before: a filter may turn the warning into an error
+        if _is_told(attempt, missed=missed):
+            told = f"{attempt.sentence()}; graph {report.label} runs on {report.chosen}"
+            _warn_once((attempt.backend, str(attempt.reason)), told, warned)
+
+
+def _is_told(attempt: Attempt, *, missed: bool) -> bool:
+    """Return true if the user is warned of an attempt, by the rules at the head of this module.
+
+    Args:
+        attempt: The attempt.
+        missed: True if the user asked for the engine, or if no other engine serves the graph.
+    """
+    if attempt.on_trial and attempt.reason is not Reason.RAISED_AT_RUNTIME:
+        return False
+    if attempt.status is Status.UNAVAILABLE:
+        return missed
+    if attempt.status is Status.SKIPPED:
+        return missed and attempt.reason is Reason.KNOWN_FAILURE
+    return attempt.status not in (Status.SUCCEEDED, Status.NOT_CHOSEN)
 
 
 def warn_of_passes(report: CompileReport, warned: set[tuple[str, str]]) -> None:
@@ -78,9 +85,9 @@ def warn_of_passes(report: CompileReport, warned: set[tuple[str, str]]) -> None:
         warned: Pairs of pass and error without a further warning; new pairs are added.
     """
     for each in report.passes:
-        if each.error and (each.name, each.error) not in warned:
-            _warn(f"{each.error}; graph {report.label} runs without it")
-            warned.add((each.name, each.error))
+        if each.error:
+            told = f"{each.error}; graph {report.label} runs without it"
+            _warn_once((each.name, each.error), told, warned)
 
 
 def warn_of_environment(warned: set[tuple[str, str]]) -> None:
@@ -91,16 +98,16 @@ def warn_of_environment(warned: set[tuple[str, str]]) -> None:
             conflict or the variable that was meant.
     """
     clash = distribution.conflict()
-    if clash and (distribution.NAME, clash) not in warned:
-        _warn(clash)
-        warned.add((distribution.NAME, clash))
+    if clash:
+        _warn_once((distribution.NAME, clash), clash, warned)
     known = [each.removeprefix(_PREFIX) for each in VARIABLES]
     for name in sorted(os.environ.keys() - set(VARIABLES)):
-        own = name.removeprefix(_PREFIX)
-        meant = nearest(own, known, _ALIKE) if own != name else None
-        if meant and (name, meant) not in warned:
-            _warn(f"{name} is set, which nobody reads; did you mean {_PREFIX}{meant}?")
-            warned.add((name, meant))
+        if not name.startswith(_PREFIX):
+            continue
+        meant = nearest(name.removeprefix(_PREFIX), known, _ALIKE)
+        if meant:
+            told = f"{name} is set, which nobody reads; did you mean {_PREFIX}{meant}?"
+            _warn_once((name, meant), told, warned)
 
 
 def warn_of_mistake(mistake: str, warned: set[tuple[str, str]]) -> None:
@@ -110,17 +117,19 @@ def warn_of_mistake(mistake: str, warned: set[tuple[str, str]]) -> None:
         mistake: The mistake; empty if there is none.
         warned: Pairs without a further warning; the pair of ``COMPOSER_DISABLE`` is added.
     """
-    if mistake and (_SWITCH, "") not in warned:
-        _warn(f"{_SWITCH} is on, and a mistake is disregarded: {mistake}")
-        warned.add((_SWITCH, ""))
+    if mistake:
+        told = f"{_SWITCH} is on, and a mistake is disregarded: {mistake}"
+        _warn_once((_SWITCH, ""), told, warned)
 
 
 _SWITCH = "COMPOSER_DISABLE"
 
 
-def _warn(text: str) -> None:
-    log.warning("%s", text)
-    warnings.warn(text, FallbackWarning, stacklevel=_users_stacklevel())
+def _warn_once(key: tuple[str, str], text: str, warned: set[tuple[str, str]]) -> None:
+    if key not in warned:
+        log.warning("%s", text)
+        warnings.warn(text, FallbackWarning, stacklevel=_users_stacklevel())
+        warned.add(key)  # last, since a filter may turn the warning into an error
 
 
 def _users_stacklevel() -> int:

@@ -100,14 +100,11 @@ class _Found:
         self.graphs.setdefault(process, {})[key] = graph
 
     def readout(self) -> Readout:
-        recordings = (
-            Recording(process, Report(tuple(sorted(graphs.values(), key=lambda each: each.time))))
-            for process, graphs in self.graphs.items()
-        )
-        ordered = sorted(
-            recordings, key=lambda each: (each.process.started, each.process.rank or 0)
-        )
-        return Readout(tuple(ordered), self.left_out, tuple(self.faults))
+        recordings = []
+        for process in sorted(self.graphs, key=lambda each: (each.started, each.rank or 0)):
+            graphs = sorted(self.graphs[process].values(), key=lambda each: each.time)
+            recordings.append(Recording(process, Report(tuple(graphs))))
+        return Readout(tuple(recordings), self.left_out, tuple(self.faults))
 
 
 def _parsed(text: bytes) -> tuple[Process, CompileReport]:
@@ -121,11 +118,12 @@ def _parsed(text: bytes) -> tuple[Process, CompileReport]:
         raise RecordError(f"torn, or no JSON: {error}") from None
     if not isinstance(line, Mapping):
         raise RecordError("JSON, but no object")
-    process = _process(line["process"]) if line.get("process") is not None else UNKNOWN
-    return process, CompileReport.from_dict(line)
+    return _process(line.get("process")), CompileReport.from_dict(line)
 
 
 def _process(said: Any) -> Process:
+    if said is None:
+        return UNKNOWN
     try:
         return _PROCESS.validate_python(said)
     except ValidationError as error:

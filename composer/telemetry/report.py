@@ -46,22 +46,23 @@ class Report:
 
     def __str__(self) -> str:
         """Return a text with every graph, the engine that serves it, and its attempts."""
-        tables = (line for graph in self.graphs for line in ("", *tables_of(graph)))
-        without = (f"\nno graph of {each}" for each in self.without_graph or ())
-        hint = [f"\n{untried(self.untried, _COMPARES)}"] if self._is_short else []
-        return "\n".join((headline(self.graphs), *tables, *without, *hint)).rstrip()
-
-    @property
-    def _is_short(self) -> bool:
-        """True if there is a hint, and the report is short enough that a user sees it."""
-        return bool(self.untried) and len(self.graphs) <= _SHORT
+        lines = [headline(self.graphs)]
+        for graph in self.graphs:
+            lines += ["", *tables_of(graph)]
+        lines += [f"\n{note}" for note in self._notes()]
+        is_short = len(self.graphs) <= _SHORT
+        if self.untried and is_short:
+            lines.append(f"\n{untried(self.untried, _COMPARES)}")
+        return "\n".join(lines).rstrip()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Return the report as HTML tables, for notebooks."""
-        without = (f"no graph of {each}" for each in self.without_graph or ())
-        return html_of(headline(self.graphs), self.graphs, without)
+        return html_of(headline(self.graphs), self.graphs, self._notes())
+
+    def _notes(self) -> list[str]:
+        return [f"no graph of {each}" for each in self.without_graph or ()]
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``{"graphs": [...], "without_graph": [...]}``, with records of schema version 1.
@@ -102,20 +103,27 @@ def tables_of(graph: CompileReport) -> Iterator[str]:
 
 
 def _title(graph: CompileReport) -> str:
-    on = printable(f"{graph.dtype or 'no tensors'} on {graph.device}")
-    traits = [counted(graph.nodes, "op"), on]
-    traits += ["training"] * graph.training + ["dynamic shapes"] * graph.dynamic
-    named = printable(f"graph {graph.label}  {graph.model}")
-    by = f"runs on {printable(graph.chosen)}, {_calls(graph.runtime.read())}"
-    return f"{named}  ({', '.join(traits)})\n  {by if graph.chosen else 'raised an error'}"
+    dtype = graph.dtype or "no tensors"
+    traits = [counted(graph.nodes, "op"), printable(f"{dtype} on {graph.device}")]
+    if graph.training:
+        traits.append("training")
+    if graph.dynamic:
+        traits.append("dynamic shapes")
+    result = "raised an error"
+    if graph.chosen:
+        result = f"runs on {printable(graph.chosen)}, {_calls(graph.runtime.read())}"
+    name = printable(f"graph {graph.label}  {graph.model}")
+    return f"{name}  ({', '.join(traits)})\n  {result}"
 
 
 def _calls(counters: Counters) -> str:
     """Return a text such as ``"40 calls, 1 answered by eager"``."""
-    said = [counted(counters.calls, "call")]
-    said += [f"{counters.fallbacks:,} answered by eager"] * bool(counters.fallbacks)
-    said += [f"{counters.verified:,} compared with eager"] * bool(counters.verified)
-    return ", ".join(said)
+    parts = [counted(counters.calls, "call")]
+    if counters.fallbacks:
+        parts.append(f"{counters.fallbacks:,} answered by eager")
+    if counters.verified:
+        parts.append(f"{counters.verified:,} compared with eager")
+    return ", ".join(parts)
 
 
 def counted(number: int, noun: str) -> str:
@@ -123,26 +131,36 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def cell(value: float | None, form: str) -> str:
+    """Return a number in the form of a format specification; empty for ``None``."""
+    return "" if value is None else format(value, form)
+
+
 def _facts(engine: dict[str, Any]) -> str:
     """Return a text such as ``"onnxruntime 1.31.1, providers CPUExecutionProvider"``."""
-    return ", ".join(
-        _timing(value) if name == "timing" else f"{name} {_fact(value)}"
-        for name, value in engine.items()
-    )
+    return ", ".join(_named_fact(name, value) for name, value in engine.items())
 
 
-def _timing(value: Any) -> str:
+def _named_fact(name: str, value: Any) -> str:
+    if name == "timing" and isinstance(value, dict) and {"ms", "eager_ms"} <= value.keys():
+        return _timing(value)
+    return f"{name} {_fact(value)}"
+
+
+def _timing(timing: dict[str, Any]) -> str:
     """Return ``"0.21 ms a call, 4.20 times as fast as eager (4.10-4.30 in 6 rounds)"`` or alike."""
-    if not isinstance(value, dict) or not {"ms", "eager_ms"} <= value.keys():
-        return f"timing {_fact(value)}"
-    size = f" and {_fact(value['mib'])} MiB" if "mib" in value else ""
-    then = f", as measured on {str(value['measured'])[:10]}" if "measured" in value else ""
-    beside = f"eager {value['eager_ms']:.3g} ms"
-    if "over_eager" in value:
-        median, low, high = (value[f"over_eager{end}"] for end in ("", "_p25", "_p75"))
-        spread = f"{low:.2f}-{high:.2f} in {value['rounds']} rounds"
-        beside = f"{median:.2f} times as fast as eager ({spread})"
-    return f"{value['ms']:.3g} ms a call{size}, {beside}{then}"
+    text = f"{timing['ms']:.3g} ms a call"
+    if "mib" in timing:
+        text += f" and {_fact(timing['mib'])} MiB"
+    if "over_eager" in timing:
+        spread = f"{timing['over_eager_p25']:.2f}-{timing['over_eager_p75']:.2f}"
+        text += f", {timing['over_eager']:.2f} times as fast as eager"
+        text += f" ({spread} in {timing['rounds']} rounds)"
+    else:
+        text += f", eager {timing['eager_ms']:.3g} ms"
+    if "measured" in timing:
+        text += f", as measured on {str(timing['measured'])[:10]}"
+    return text
 
 
 def _fact(value: Any) -> str:
@@ -150,7 +168,9 @@ def _fact(value: Any) -> str:
         return " ".join(map(_fact, value))
     if isinstance(value, dict):
         return " ".join(f"{name} {_fact(each)}" for name, each in value.items())
-    return f"{value:.2g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.2g}"
+    return str(value)
 
 
 def html_of(title: str, graphs: Iterable[CompileReport], notes: Iterable[str] = ()) -> str:
@@ -161,20 +181,27 @@ def html_of(title: str, graphs: Iterable[CompileReport], notes: Iterable[str] = 
         graphs: The graphs; each gets a line and its tables.
         notes: Texts below the graphs.
     """
-    found = [f"<p><strong>{escape(title)}</strong></p>"]
+    lines = [f"<p><strong>{escape(title)}</strong></p>"]
     for graph in graphs:
-        found.append(f"<p>{escape(_title(graph)).replace(chr(10), '<br>')}</p>")
-        found += [_html_table(_PASS_COLUMNS, _pass_rows(graph.passes))] if graph.passes else []
-        found.append(_html_table(_ATTEMPT_COLUMNS, _attempt_rows(graph.attempts)))
-    return "\n".join((*found, *(f"<pre>{escape(note)}</pre>" for note in notes)))
+        heading = escape(_title(graph)).replace("\n", "<br>")
+        lines.append(f"<p>{heading}</p>")
+        if graph.passes:
+            lines.append(_html_table(_PASS_COLUMNS, _pass_rows(graph.passes)))
+        lines.append(_html_table(_ATTEMPT_COLUMNS, _attempt_rows(graph.attempts)))
+    lines += [f"<pre>{escape(note)}</pre>" for note in notes]
+    return "\n".join(lines)
 
 
 def _html_table(columns: _Columns, rows: Iterable[tuple[str, ...]]) -> str:
     names, numbers, last = columns
-    headings = "".join(f"<th>{each}</th>" for each in (*names, *numbers, last))
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table>"
+    head = _html_row("th", (*names, *numbers, last))
+    body = "".join(_html_row("td", row) for row in rows)
+    return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def _html_row(tag: str, cells: Iterable[str]) -> str:
+    inner = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+    return f"<tr>{inner}</tr>"
 
 
 _Columns = tuple[tuple[str, ...], tuple[str, ...], str]
@@ -185,22 +212,20 @@ _ATTEMPT_COLUMNS: _Columns = ("backend", "status", "reason"), ("seconds", "cover
 
 def _pass_rows(passes: Iterable[PassRecord]) -> Iterator[tuple[str, ...]]:
     for each in passes:
-        matches = "" if each.matches is None else str(each.matches)
         nodes = f"{each.nodes_before} -> {each.nodes_after}"
-        error = first_line(each.error)
-        yield each.name, each.stage, matches, nodes, f"{each.seconds:.3f}", error
+        numbers = (cell(each.matches, "d"), nodes, f"{each.seconds:.3f}")
+        yield each.name, each.stage, *numbers, first_line(each.error)
 
 
 def _attempt_rows(attempts: Sequence[Attempt]) -> Iterator[tuple[str, ...]]:
-    times = Counter(each.backend for each in attempts)
+    candidates = Counter(each.backend for each in attempts)
     for each in attempts:
-        # If an engine has several candidates, their options show which is which.
-        options = each.options if times[each.backend] > 1 else {}
-        name = spelled(each.backend, options)
-        covers = "" if each.coverage is None else f"{each.coverage:.0%}"
-        seconds = f"{each.seconds:.3f}"
+        name = each.backend
+        if candidates[name] > 1:  # the options show which is which
+            name = spelled(name, each.options)
         said = first_line(each.message) or each.error_type or _facts(each.engine)
-        yield name, each.status, each.reason or "", seconds, covers, said
+        numbers = (f"{each.seconds:.3f}", cell(each.coverage, ".0%"))
+        yield name, each.status, each.reason or "", *numbers, said
 
 
 def _table(columns: _Columns, rows: Iterable[tuple[str, ...]]) -> str:

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -135,17 +135,15 @@ def _emit(sink: Any, report: CompileReport) -> None:
 def _named(text: str) -> frozenset[str]:
     """Return the names in ``COMPOSER_SINKS``; raise ``OptionError`` if one is unknown."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    mistakes = list(_mistakes(names))
+    known = SINKS.names()
+    mistakes = [
+        f"unknown sink {name!r} (known: {', '.join(known)}){did_you_mean(name, known)}"
+        for name in names
+        if name not in known
+    ]
     if mistakes:
         raise OptionError(f"COMPOSER_SINKS: {'; '.join(mistakes)}")
     return frozenset(names)
-
-
-def _mistakes(names: list[str]) -> Iterator[str]:
-    for name in names:
-        if name not in SINKS:
-            close = did_you_mean(name, SINKS.names())
-            yield f"unknown sink {name!r} (known: {', '.join(SINKS.names())}){close}"
 
 
 def _warn(text: str, error: BaseException) -> None:
