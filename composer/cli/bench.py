@@ -19,13 +19,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer import config, session
-from composer.cli.aside import stdout_to_stderr
-from composer.cli.fail import USAGE, fail
-from composer.cli.options import Json, Remember
+from composer.cli.process import nothing_remembered, refuse_switches, stdout_to_stderr
 from composer.cli.progress import shown
-from composer.cli.scratch import nothing_remembered
 from composer.cli.script import show
-from composer.cli.switches import refuse_switches
+from composer.cli.usage import USAGE, Json, Remember, fail
 from composer.errors import MISTAKES, ComposerError
 from composer.policy import Facts
 from composer.records import printable

@@ -16,8 +16,7 @@ from rich.table import Table
 from composer.backends.tensorrt import cache as tensorrt
 from composer.chain import failures, selftest
 from composer.chain.select import verdicts
-from composer.cli.fail import USAGE, fail
-from composer.cli.options import Json
+from composer.cli.usage import USAGE, Json, fail
 from composer.errors import CacheWarning, first_line
 from composer.lowering.export import artefacts
 from composer.registry import did_you_mean

@@ -19,8 +19,7 @@ from rich.table import Column, Table
 from composer import _torch, config, session
 from composer.backends import BACKENDS, find_backend, installed_for
 from composer.chain.attempt import classify
-from composer.cli.fail import USAGE, fail
-from composer.cli.options import Json
+from composer.cli.usage import USAGE, Json, fail
 from composer.errors import OptionError, UnknownNameError, first_line, text_of
 from composer.graphs import capture
 from composer.policy import Facts

@@ -17,9 +17,8 @@ from composer.chain.lock.file import LOCK_FILE, Lock
 from composer.chain.lock.hold import lock_path
 from composer.chain.lock.witness import watching
 from composer.cli import run
-from composer.cli.fail import USAGE, fail
-from composer.cli.options import PolicyFile
-from composer.cli.switches import refuse_switches
+from composer.cli.process import refuse_switches
+from composer.cli.usage import USAGE, PolicyFile, fail
 from composer.errors import LockError
 from composer.telemetry.recording import Process
 from composer.telemetry.report import counted

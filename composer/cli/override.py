@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.cli.fail import fail
+from composer.cli.usage import fail
 
 VARIABLE = "TORCH_COMPILE_OVERRIDE_BACKENDS"
 """torch's own debugging switch. Child processes of the program inherit it."""

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from composer.cli.fail import USAGE, fail
-from composer.cli.options import Json
+from composer.cli.usage import USAGE, Json, fail
 from composer.errors import ComposerError, OptionError, class_and_text, first_line
 from composer.passes.base import GraphPass
 from composer.passes.fingerprint import fields_of

@@ -17,10 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from composer import config
-from composer.cli.fail import fail
 from composer.cli.notes import notes
-from composer.cli.options import Json
 from composer.cli.toml_lines import line_of, line_of_error
+from composer.cli.usage import Json, fail
 from composer.errors import ComposerError
 from composer.mistakes import mistakes
 from composer.policy import AUTO, Cache, Candidate, Distributed, Facts, Policy, Worded

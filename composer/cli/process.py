@@ -1,4 +1,4 @@
-"""Keeps the output of the user's code out of the JSON that another program reads on stdout."""
+"""Prepares this process for a measurement: its engine switches, its cache folder, its stdout."""
 
 from __future__ import annotations
 
@@ -6,14 +6,47 @@ import contextlib
 import ctypes
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+
+from composer import config
+from composer.cli.usage import USAGE, fail
+from composer.errors import OptionError
+from composer.system.disk import CACHE_DIR
 
 _STDOUT, _STDERR = 1, 2
 
 
+def refuse_switches(why: str) -> None:
+    """End the command if the environment overrides the policy's engines."""
+    try:
+        switch = config.switch_on_call()
+    except OptionError as mistake:
+        fail(str(mistake), USAGE)
+    if switch:
+        fail(f"{switch} is set, and {why}; unset it", USAGE)
+
+
+@contextlib.contextmanager
+def nothing_remembered() -> Iterator[None]:
+    """Keep what composer writes to disk in a folder of its own, which is removed at the end."""
+    before = os.environ.get(CACHE_DIR)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ[CACHE_DIR] = folder
+        try:
+            yield
+        finally:
+            del os.environ[CACHE_DIR]
+            if before is not None:
+                os.environ[CACHE_DIR] = before
+
+
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Redirect stdout to stderr, for this process and the processes that it starts."""
+    """Redirect stdout to stderr, for this process and the processes that it starts.
+
+    So another program that reads JSON on stdout does not get the output of the user's code.
+    """
     _flush()
     kept = os.dup(_STDOUT)
     _point_away()

@@ -12,8 +12,7 @@ from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
-from composer.cli.fail import USAGE, fail
-from composer.cli.options import Json
+from composer.cli.usage import USAGE, Json, fail
 from composer.records import Reason
 from composer.registry import did_you_mean
 from composer.telemetry.reasons import explained

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from composer.cli.fail import USAGE, fail
-from composer.cli.options import Json
+from composer.cli.usage import USAGE, Json, fail
 from composer.records import printable
 from composer.telemetry import html, linefile, reader
 from composer.telemetry.reader import Readout

@@ -15,10 +15,9 @@ import typer
 
 from composer import _torch, config, session
 from composer.cli import override as overriding
-from composer.cli.fail import USAGE, fail
-from composer.cli.options import PolicyFile
 from composer.cli.progress import shown
 from composer.cli.script import run_script
+from composer.cli.usage import USAGE, PolicyFile, fail
 from composer.errors import ComposerError
 from composer.telemetry.report import Report, untried
 from composer.tools.explain import Explanation, collecting

@@ -16,10 +16,8 @@ from rich.table import Table
 
 from composer import config
 from composer.chain.select.shared_store import SharedStore
-from composer.cli.fail import USAGE, fail
-from composer.cli.options import PolicyFile, Remember
-from composer.cli.scratch import nothing_remembered
-from composer.cli.switches import refuse_switches
+from composer.cli.process import nothing_remembered, refuse_switches
+from composer.cli.usage import USAGE, PolicyFile, Remember, fail
 from composer.errors import ComposerError
 from composer.system.subprocesses import Limits
 from composer.tools.tune import Job, perform, read_jobs, this_machine
