@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,11 +66,20 @@ def read(path: str | Path | Sequence[str | Path]) -> Readout:
         OSError: A file does not exist, or cannot be read.
     """
     paths = [path] if isinstance(path, str | Path) else path
-    found = _Found()
-    for each in _newest_of_each(map(Path, paths)):
-        for name, line, text in _lines(each):
-            found.take(name, line, text)
-    return found.readout()
+    graphs: defaultdict[Process, dict[object, CompileReport]] = defaultdict(dict)
+    left_out, faults = 0, []
+    for name, number, text in _lines(_newest_of_each(map(Path, paths))):
+        try:
+            process, graph = _parsed(text)
+        except RecordError as error:
+            left_out += 1
+            if left_out <= _NAMED:
+                faults.append(BadLine(name, number, str(error)[:_LONGEST]))
+            continue
+        # Lines without a process may come from several processes that use the same numbers.
+        key = (name, number) if process == UNKNOWN else graph.number
+        graphs[process][key] = graph
+    return Readout(tuple(_recordings(graphs)), left_out, tuple(faults))
 
 
 def _newest_of_each(paths: Iterable[Path]) -> list[Path]:
@@ -79,32 +89,10 @@ def _newest_of_each(paths: Iterable[Path]) -> list[Path]:
     return [path for resolved, path in given.items() if resolved not in older]
 
 
-@dataclass(slots=True)
-class _Found:
-    """The contents read so far: graphs by process and number."""
-
-    graphs: dict[Process, dict[object, CompileReport]] = field(default_factory=dict)
-    left_out: int = 0
-    faults: list[BadLine] = field(default_factory=list)
-
-    def take(self, name: str, number: int, text: bytes) -> None:
-        try:
-            process, graph = _parsed(text)
-        except RecordError as error:
-            self.left_out += 1
-            if len(self.faults) < _NAMED:
-                self.faults.append(BadLine(name, number, str(error)[:_LONGEST]))
-            return
-        # Lines without a process may come from several processes that use the same numbers.
-        key = (name, number) if process == UNKNOWN else graph.number
-        self.graphs.setdefault(process, {})[key] = graph
-
-    def readout(self) -> Readout:
-        recordings = []
-        for process in sorted(self.graphs, key=lambda each: (each.started, each.rank or 0)):
-            graphs = sorted(self.graphs[process].values(), key=lambda each: each.time)
-            recordings.append(Recording(process, Report(tuple(graphs))))
-        return Readout(tuple(recordings), self.left_out, tuple(self.faults))
+def _recordings(graphs: Mapping[Process, Mapping[Any, CompileReport]]) -> Iterator[Recording]:
+    for process in sorted(graphs, key=lambda each: (each.started, each.rank or 0)):
+        oldest_first = sorted(graphs[process].values(), key=lambda each: each.time)
+        yield Recording(process, Report(tuple(oldest_first)))
 
 
 def _parsed(text: bytes) -> tuple[Process, CompileReport]:
@@ -130,12 +118,13 @@ def _process(said: Any) -> Process:
         raise RecordError(f"a process that cannot be read: {error.errors()[0]['msg']}") from None
 
 
-def _lines(path: Path) -> Iterator[tuple[str, int, bytes]]:
-    """Yield file, number and text of each line, beginning with the oldest file."""
-    with ExitStack() as stack:
-        for file in reversed(_opened(path, stack)):
-            for number, text in enumerate(file, 1):
-                yield file.name, number, text
+def _lines(paths: Iterable[Path]) -> Iterator[tuple[str, int, bytes]]:
+    """Yield file, number and text of each line; of rotated files, the oldest comes first."""
+    for path in paths:
+        with ExitStack() as stack:
+            for file in reversed(_opened(path, stack)):
+                for number, text in enumerate(file, 1):
+                    yield file.name, number, text
 
 
 def _opened(path: Path, stack: ExitStack) -> list[BinaryIO]:

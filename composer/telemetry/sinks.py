@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from composer.errors import OptionError, TelemetryWarning, class_and_text
@@ -68,10 +67,11 @@ class Sinks:
                 self._look_around()
             sinks = self._on()
         for name, sink in sinks:
-            follow = getattr(sink, "follow", None)
-            if first and follow is not None:
-                self._guarded(name, functools.partial(follow, report))
-            self._guarded(name, functools.partial(_emit, sink, report), raises=first)
+            if first and hasattr(sink, "follow"):
+                with self._guarded(name):
+                    sink.follow(report)
+            with self._guarded(name, raises=first):
+                sink.emit(report.to_dict())
 
     def close(self) -> None:
         """Close every sink that is on, so that it writes its remaining data."""
@@ -91,34 +91,34 @@ class Sinks:
             return
         named = _named(asked[0])
         for name in SINKS.names():
-            self._guarded(name, functools.partial(self._look_for, name, named))
+            with self._guarded(name):
+                self._look_for(name, named)
         self._asked = asked  # set last, so that a mistake is an error at every compile
 
     def _look_for(self, name: str, named: frozenset[str]) -> None:
         """Make a sink if it is wanted and not on yet; close it if it is not wanted any more."""
         kind = SINKS.get(name)
-        wanted = getattr(kind, "wanted", None)
-        if wanted is None or wanted(name, named):
-            if name not in self._found:
-                self._found[name] = kind()
-        elif name in self._found:
+        is_wanted = not hasattr(kind, "wanted") or kind.wanted(name, named)
+        if is_wanted and name not in self._found:
+            self._found[name] = kind()
+        elif not is_wanted and name in self._found:
             self._close(name, self._found.pop(name))
 
     def _close(self, name: str, sink: Any) -> None:
-        close = getattr(sink, "close", None)
-        if close is not None:
-            self._guarded(name, close)
+        if hasattr(sink, "close"):
+            with self._guarded(name):
+                sink.close()
 
-    def _guarded(self, name: str, step: Callable[[], object], *, raises: bool = True) -> None:
-        """Run a step of a sink, and warn once if it raises.
+    @contextmanager
+    def _guarded(self, name: str, *, raises: bool = True) -> Iterator[None]:
+        """Warn once if the block, which is a step of a sink, raises.
 
         Args:
             name: The name of the sink.
-            step: The step.
             raises: True if an ``OptionError``, which is a mistake of the user, is raised again.
         """
         try:
-            step()
+            yield
         except BaseException as error:  # whatever a sink raises becomes a warning
             control_flow.pass_on(error)
             if raises and isinstance(error, OptionError):
@@ -126,10 +126,6 @@ class Sinks:
             if name not in self._reported:
                 self._reported.add(name)
                 _warn(f"the sink {name!r} failed: {class_and_text(error)}", error)
-
-
-def _emit(sink: Any, report: CompileReport) -> None:
-    sink.emit(report.to_dict())
 
 
 def _named(text: str) -> frozenset[str]:
