@@ -10,9 +10,8 @@
 """
 
 from composer.testing.contract import BackendCheck, check_backend
-from composer.testing.expectation import expect
+from composer.testing.expectation import expect, settle
 from composer.testing.fake import FakeBackend
 from composer.testing.faults import Fault
-from composer.testing.settling import settle
 
 __all__ = ["BackendCheck", "FakeBackend", "Fault", "check_backend", "expect", "settle"]

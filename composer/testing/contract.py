@@ -22,7 +22,7 @@ _CHILD_SECONDS = 300.0
 _TOLERANCE = {"rtol": 1e-3, "atol": 1e-4}
 _ALONE: dict[str, Any] = {"strict": True, "verify": "compile", "on_runtime_error": "raise"}
 _ALONE |= {"min_coverage": 0.0, "locked": False}
-_RULES = {
+_RULES: dict[Reason | None, str] = {
     Reason.RETURNED_ORIGINAL: "work",
     Reason.WRONG_PROVIDER: "work",
     Reason.MUTATED_INPUTS: "inputs",
@@ -103,8 +103,10 @@ def check_backend(
         OptionError, UnknownNameError: ``candidate`` is not the name of an engine.
     """
     (entry,) = Policy(chain=(candidate,)).chain
-    named = programs() if fn is None else [("", Program(fn, args, kwargs or {}))]
-    given = [program for name, program in named if fn is not None or name in _PROGRAMS]
+    if fn is None:
+        given = [program for name, program in programs() if name in _PROGRAMS]
+    else:
+        given = [Program(fn, args, kwargs or {})]
     trial = _Trial(entry, tolerance or _TOLERANCE)
     try:
         if trial.survives(given[0]):
@@ -212,9 +214,7 @@ class _Trial:
         elif attempt.status is Status.DECLINED:
             self._declined.append(f"{attempt.sentence()}, {_WHERE[rule]}")
         else:
-            rules = {} if rule == "process" else _RULES
-            broken = rules.get(attempt.reason, rule) if attempt.reason else rule
-            broken = "serves" if attempt.status is Status.UNAVAILABLE else broken
+            broken = _broken_rule(rule, attempt)
             self._broken.setdefault(broken, f"{attempt.sentence()}, {_WHERE[rule]}")
         return attempt
 
@@ -228,6 +228,15 @@ class _Trial:
             control_flow.pass_on(error)
         else:
             self._broken["options"] = f"it took the option {_UNKNOWN!r}, and did not say no"
+
+
+def _broken_rule(tried: str, attempt: Attempt) -> str:
+    """Return the rule that a failed attempt breaks, of a try for another rule."""
+    if attempt.status is Status.UNAVAILABLE:
+        return "serves"
+    if tried == "process":
+        return tried
+    return _RULES.get(attempt.reason, tried)
 
 
 def _runs(program: Program) -> bool:

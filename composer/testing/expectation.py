@@ -1,6 +1,6 @@
-"""Counts what composer does, and compares the counts with a test's expectations.
+"""Counts what composer does, compares the counts with a test's expectations, and waits.
 
-The idea is vLLM's (``compilation/counter.py``).
+The idea of the counts is vLLM's (``compilation/counter.py``).
 """
 
 from __future__ import annotations
@@ -65,47 +65,60 @@ def expect(
         yield follower.reports
     finally:
         session.remove_sink(follower)
-    seen = _Seen(session.current().as_they_stand(follower.reports))
+    seen = session.current().as_they_stand(follower.reports)
+    if isinstance(served_by, str):
+        served_by = {served_by: len(seen)}
     wanted: dict[str, Any] = {
         "graphs": graphs,
         "calls": calls,
         "fallbacks": fallbacks,
         "verified": verified,
-        "served_by": {served_by: len(seen.reports)} if isinstance(served_by, str) else served_by,
+        "served_by": served_by,
         **statuses,
     }
-    slips = [seen.slip(what, number) for what, number in wanted.items() if number is not None]
-    slips += [seen.slip(f"reason {code}", number) for code, number in (reasons or {}).items()]
-    found = [slip for slip in slips if slip]
-    if found:
-        raise AssertionError("; ".join((*found, *seen.sentences())))
+    for code, number in (reasons or {}).items():
+        wanted[f"reason {code}"] = number
+    counts = _counts(seen)
+    mistakes = []
+    for name, number in wanted.items():
+        found = counts.get(name, 0)
+        if number not in (None, found):
+            mistakes.append(f"{name}: expected {number}, saw {found}")
+    if mistakes:
+        raise AssertionError("; ".join((*mistakes, *_refusals(seen))))
 
 
-class _Seen:
-    """The counts, under the names of :func:`expect`'s arguments."""
+def _counts(reports: Sequence[CompileReport]) -> dict[str, Any]:
+    """Return the counts under the names of :func:`expect`'s arguments; a count of 0 may lack."""
+    attempts = [attempt for report in reports for attempt in report.attempts]
+    counters = [report.runtime.read() for report in reports]
+    return {
+        "graphs": len(reports),
+        "calls": sum(each.calls for each in counters),
+        "fallbacks": sum(each.fallbacks for each in counters),
+        "verified": sum(each.verified for each in counters),
+        "served_by": dict(Counter(report.chosen for report in reports)),
+        **Counter(str(attempt.status) for attempt in attempts),
+        **Counter(f"reason {attempt.reason}" for attempt in attempts),
+    }
 
-    def __init__(self, reports: Sequence[CompileReport]) -> None:
-        self.reports = reports
-        attempts = [attempt for report in reports for attempt in report.attempts]
-        counters = [report.runtime.read() for report in reports]
-        self._counts: dict[str, Any] = {
-            "graphs": len(reports),
-            "calls": sum(each.calls for each in counters),
-            "fallbacks": sum(each.fallbacks for each in counters),
-            "verified": sum(each.verified for each in counters),
-            "served_by": dict(Counter(report.chosen for report in reports)),
-            **Counter(str(attempt.status) for attempt in attempts),
-            **Counter(f"reason {attempt.reason}" for attempt in attempts),
-        }
 
-    def slip(self, what: str, wanted: Any) -> str:
-        """Return ``"expected 2 graphs, saw 1"``; empty if the count is as expected."""
-        seen = self._counts.get(what, 0)
-        return "" if seen == wanted else f"{what}: expected {wanted}, saw {seen}"
+def _refusals(reports: Sequence[CompileReport]) -> Iterator[str]:
+    """Yield a sentence for each attempt that was not accepted."""
+    for report in reports:
+        for attempt in report.attempts:
+            if not attempt.accepted:
+                yield f"graph {report.label}: {attempt.sentence()}"
 
-    def sentences(self) -> Iterator[str]:
-        """Return a sentence for each attempt that was not accepted."""
-        for report in self.reports:
-            for attempt in report.attempts:
-                if not attempt.accepted:
-                    yield f"graph {report.label}: {attempt.sentence()}"
+
+def settle(timeout: float = 60.0) -> None:
+    """Wait until nothing is built or measured in the background (``select`` with ``background``).
+
+    Args:
+        timeout: Seconds to wait at most.
+
+    Raises:
+        TimeoutError: background work is not finished by then.
+    """
+    if not session.current().background.settled(timeout):
+        raise TimeoutError(f"something was still built or measured after {timeout:g} s")

@@ -10,7 +10,15 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.testing.faults import AT_CALLS, GO_ON, WHILE_COMPILING, Fault, failing_backward
+from composer.testing.faults import (
+    AT_CALLS,
+    GO_ON,
+    WHILE_COMPILING,
+    Fault,
+    failing_backward,
+    go_on,
+    run_honest,
+)
 
 
 class FakeBackend:
@@ -46,14 +54,14 @@ class FakeBackend:
         self.__name__ = name or f"fake_{self.fault or 'honest'}"
         self.compiles = 0
         self.calls = 0
-        self._strike_compile: Callable[..., Any] | None = None
-        self._strike_call: Callable[..., Any] | None = None
-        if self.fault is not None and self.fault in WHILE_COMPILING and at is None:
+        self._strike_compile: Callable[..., Any] = go_on
+        self._strike_call: Callable[..., Any] = run_honest
+        if at is None and self.fault in WHILE_COMPILING:
             self._strike_compile = WHILE_COMPILING[self.fault]
+        elif self.fault in AT_CALLS:
+            self._strike_call = AT_CALLS[self.fault]
         elif self.fault is not None:
-            self._strike_call = AT_CALLS.get(self.fault)
-            if self._strike_call is None:
-                raise ValueError(f"{self.fault} strikes while compiling, not at a call")
+            raise ValueError(f"{self.fault} strikes while compiling, not at a call")
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         """Pickle as a new engine without counts, so that ``isolate`` can send it to a child."""
@@ -63,19 +71,19 @@ class FakeBackend:
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         """Compile, with the fault if it happens in the compile."""
         self.compiles += 1
-        if self._strike_compile is not None:
-            instead = self._strike_compile(self, gm, example_inputs)
-            if instead is not GO_ON:
-                return instead
+        instead = self._strike_compile(self, gm, example_inputs)
+        if instead is not GO_ON:
+            return instead
+        first_faulty = self.at or 1
         if self.fault is Fault.FAILS_IN_BACKWARD:
-            honest = failing_backward(gm, example_inputs, self.at or 1)
+            honest = failing_backward(gm, example_inputs, first_faulty)
         else:
             honest = _torch.dynamo.lookup_backend("aot_eager")(gm, example_inputs)
         numbers = itertools.count(1)
 
         def run(*args: Any) -> Any:
             self.calls += 1
-            if self._strike_call is None or next(numbers) < (self.at or 1):
+            if next(numbers) < first_faulty:
                 return honest(*args)
             return self._strike_call(self, honest, args)
 

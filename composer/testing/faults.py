@@ -62,6 +62,11 @@ GO_ON = object()
 """Returned by a fault in the compile after which the compile goes on."""
 
 
+def go_on(*_: Any) -> Any:
+    """Do nothing in the compile."""
+    return GO_ON
+
+
 def _raise(backend: Struck, *_: Any) -> Any:
     raise RuntimeError(f"{backend.__name__} was made to raise")
 
@@ -129,7 +134,8 @@ def _overwrite(_: Struck, __: Any, inputs: Sequence[Any]) -> Any:
     return GO_ON
 
 
-def _run(_: Struck, honest: Callable[..., Any], args: Sequence[Any]) -> Any:
+def run_honest(_: Struck, honest: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Give the right answer to a call."""
     return honest(*args)
 
 
@@ -171,7 +177,9 @@ def _with_nan(value: torch.Tensor) -> torch.Tensor:
 
 
 def _off_by_a_tenth(value: torch.Tensor) -> torch.Tensor:
-    return value + 0.1 * value.detach().abs().max().clamp(min=1) if value.numel() else value
+    if not value.numel():
+        return value
+    return value + 0.1 * value.detach().abs().max().clamp(min=1)
 
 
 def _of_other_dtype(value: torch.Tensor) -> torch.Tensor:
@@ -179,7 +187,9 @@ def _of_other_dtype(value: torch.Tensor) -> torch.Tensor:
 
 
 def _of_other_strides(value: torch.Tensor) -> torch.Tensor:
-    return value.transpose(0, -1).contiguous().transpose(0, -1) if value.dim() > 1 else value
+    if value.dim() <= 1:
+        return value
+    return value.transpose(0, -1).contiguous().transpose(0, -1)
 
 
 def failing_backward(gm: torch.fx.GraphModule, inputs: list[Any], at: int) -> Callable[..., Any]:
@@ -210,7 +220,7 @@ def failing_backward(gm: torch.fx.GraphModule, inputs: list[Any], at: int) -> Ca
     )
 
 
-WHILE_COMPILING: Mapping[Fault, Callable[..., Any]] = {
+WHILE_COMPILING: Mapping[Fault | None, Callable[..., Any]] = {
     Fault.RAISES: _raise,
     Fault.OUT_OF_MEMORY: _run_out_of_memory,
     Fault.EXITS: _exit,
@@ -225,7 +235,7 @@ WHILE_COMPILING: Mapping[Fault, Callable[..., Any]] = {
     Fault.MUTATES_INPUTS: _overwrite,
 }
 
-AT_CALLS: Mapping[Fault, Callable[..., Any]] = {
+AT_CALLS: Mapping[Fault | None, Callable[..., Any]] = {
     Fault.RAISES: _raise,
     Fault.OUT_OF_MEMORY: _run_out_of_memory,
     Fault.EXITS: _exit,
@@ -242,5 +252,5 @@ AT_CALLS: Mapping[Fault, Callable[..., Any]] = {
     Fault.WRONG_SHAPE: _spoiled(lambda value: value.unsqueeze(0)),
     Fault.WRONG_DTYPE: _spoiled(_of_other_dtype),
     Fault.WRONG_STRIDE: _spoiled(_of_other_strides),
-    Fault.FAILS_IN_BACKWARD: _run,
+    Fault.FAILS_IN_BACKWARD: run_honest,
 }
