@@ -22,14 +22,13 @@ from composer import config, session
 from composer.cli.process import nothing_remembered, refuse_switches, stdout_to_stderr
 from composer.cli.progress import shown
 from composer.cli.script import show
-from composer.cli.usage import USAGE, Json, Remember, fail
+from composer.cli.usage import USAGE, Json, Remember, fail, fail_on, refuse_folder
 from composer.errors import MISTAKES, ComposerError
 from composer.policy import Facts
 from composer.records import printable
-from composer.telemetry.report import counted
+from composer.telemetry.report import cell, counted
 from composer.tools.bench import advice
 from composer.tools.bench.ranking import Ranking, Standing, rank
-from composer.tools.bench.subject import Subject
 from composer.tools.bench.workload import Workload
 
 Target = Annotated[
@@ -72,31 +71,30 @@ def bench(
         fail(f"--seconds is {seconds}: say how many", USAGE)
     candidates = _chain(chain)
     refuse_switches("would stand for every candidate")
-    if write is not None and write.is_dir():
-        fail(f"{str(write)!r} is a folder", USAGE)
-    if write is not None and write.exists() and not force:
-        fail(f"{write} exists; --force overwrites it", USAGE)
-    if write is not None and not write.parent.is_dir():
-        fail(f"there is no folder {str(write.parent)!r}", USAGE)
-    try:
+    if write is not None:
+        refuse_folder(write)
+        if write.exists() and not force:
+            fail(f"{write} exists; --force overwrites it", USAGE)
+    with fail_on(ComposerError, code=1), fail_on(*MISTAKES):
         workload = Workload(target)
         with stdout_to_stderr() if as_json else nullcontext():
             ranking = _ranked(workload, candidates, training, seconds, remember=remember)
         trouble = advice.obstacle(ranking)
-        policy = None if trouble else _policy(ranking, workload)
-    except MISTAKES as mistake:
-        fail(str(mistake), USAGE)
-    except ComposerError as error:
-        fail(str(error))
-    if policy is not None and write is not None:
-        trouble = _written(policy, write)
+        policy = None
+        if not trouble:
+            policy = advice.text_of(ranking, _matches(ranking, workload), _measured())
+    is_written = False
+    if policy and write:
+        trouble = _write(policy, write)
+        is_written = not trouble
     if as_json:
         typer.echo(json.dumps(ranking.to_dict() | {"policy": policy}, indent=2))
     else:
         _print(ranking)
-        if policy is not None:
-            done = write is not None and not trouble
-            typer.echo(f"\nwritten to {write}" if done else f"\n{policy}", nl=done)
+        if is_written:
+            typer.echo(f"\nwritten to {write}")
+        elif policy:
+            typer.echo(f"\n{policy}", nl=False)
     if trouble:
         fail(trouble)
 
@@ -112,9 +110,11 @@ def _ranked(
     """Import the user's code, make the model and time it; an error of that code ends the bench."""
     try:
         subject = workload.build(_check_policy)
-        with shown(), nullcontext() if remember else nothing_remembered():
-            trains = _trains(subject) if training is None else training
-            return rank(subject, chain, training=trains, seconds=seconds, remember=remember)
+        if training is None:
+            training = isinstance(subject.model, torch.nn.Module) and subject.model.training
+        cache = nullcontext() if remember else nothing_remembered()
+        with shown(), cache:
+            return rank(subject, chain, training=training, seconds=seconds, remember=remember)
     except ComposerError:
         raise
     except Exception as error:  # noqa: BLE001  # shown: the user's code may raise anything
@@ -131,11 +131,7 @@ def _check_policy() -> None:
     config.resolve(Facts("", "", "", False, False), configured=session.current().configured)
 
 
-def _policy(ranking: Ranking, workload: Workload) -> str:
-    return advice.text_of(ranking, _matches(ranking, workload), _measured())
-
-
-def _written(policy: str, path: Path) -> str:
+def _write(policy: str, path: Path) -> str:
     """Write the policy; return why that failed, or an empty string."""
     try:
         path.write_text(policy, encoding="utf-8")
@@ -146,21 +142,18 @@ def _written(policy: str, path: Path) -> str:
 
 def _matches(ranking: Ranking, workload: Workload) -> Sequence[str]:
     """Return globs for all names that a script's module may have; none if it is not a script."""
-    names = ranking.models if workload.is_script else ()
-    return tuple(dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in names))
-
-
-def _trains(subject: Subject) -> bool:
-    return isinstance(subject.model, torch.nn.Module) and subject.model.training
+    if not workload.is_script:
+        return ()
+    return tuple(dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in ranking.models))
 
 
 def _chain(text: str | None) -> Sequence[Any]:
     """Return a chain from names with commas between, or from TOML; empty if none is given."""
     if text is None:
         return ()
-    is_toml = any(mark in text for mark in "{[\"'")
-    names = filter(None, (name.strip() for name in text.split(",")))
-    chain = _of_toml(text.strip()) if is_toml else list(names)
+    chain: Sequence[Any] = [name.strip() for name in text.split(",") if name.strip()]
+    if any(mark in text for mark in "{[\"'"):
+        chain = _of_toml(text.strip())
     if not chain:
         fail("the chain is empty; without --chain all engines that are here take part", USAGE)
     return chain
@@ -188,9 +181,11 @@ def _print(ranking: Ranking) -> None:
     """Print the table of times, and below it the texts that are too long for a cell."""
     console = Console(highlight=False)
     console.print(_table(ranking))
-    refusals = [f"{each.label}: {why}" for each in ranking.standings for why in each.refusals]
-    for line in filter(None, (ranking.doubt, *refusals)):
-        console.print(escape(printable(line)))
+    if ranking.doubt:
+        console.print(escape(ranking.doubt))
+    for each in ranking.standings:
+        for why in each.refusals:
+            console.print(escape(printable(f"{each.label}: {why}")))
 
 
 def _table(ranking: Ranking) -> Table:
@@ -210,15 +205,14 @@ def _table(ranking: Ranking) -> Table:
 
 
 def _cells(each: Standing, eager: Standing) -> tuple[str, ...]:
-    ratio = each.over(eager)
     served = [_served(each, name, number) for name, number in each.served.items()]
     return (
         each.label,
-        "" if each.latency is None else f"{each.latency * 1e3:.3g}",
-        str(len(each.turns)) if each.turns else "",
-        "" if ratio is None else str(ratio),
-        "" if each.error is None else f"{each.error:.0e}",
-        "" if each.seconds is None else f"{each.seconds:.1f}",
+        cell(each.ms, ".3g"),
+        str(len(each.turns) or ""),
+        str(each.over(eager) or ""),
+        cell(each.error, ".0e"),
+        cell(each.seconds, ".1f"),
         printable(", ".join(served)),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import warnings
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ from composer.cli.usage import USAGE, Json, fail
 from composer.errors import CacheWarning, first_line
 from composer.lowering.export import artefacts
 from composer.registry import did_you_mean
-from composer.system.disk import DiskCache, Entry, cache_dir
+from composer.system.disk import DiskCache, cache_dir
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
 
@@ -45,20 +46,24 @@ def list_entries(kind: Kind = "", as_json: Json = False) -> None:
     """Say what is kept, where, since when, and how large it is: all of a kind, or the newest."""
     caches = _caches_of(kind)
     with warnings.catch_warnings(action="ignore", category=CacheWarning):  # said below, once
-        kept = {name: [_row(name, each) for each in caches[name].entries()] for name in caches}
-    if trouble := next((cache.trouble for cache in caches.values() if cache.trouble), ""):
-        typer.echo(f"composer: {trouble}", err=True)
-    rows = [row for each in kept.values() for row in each]
+        kept = {name: _rows(name, cache) for name, cache in caches.items()}
+    troubles = [cache.trouble for cache in caches.values() if cache.trouble]
+    if troubles:
+        typer.echo(f"composer: {troubles[0]}", err=True)
+    rows = list(itertools.chain.from_iterable(kept.values()))
     if as_json:
         typer.echo(json.dumps({"path": str(cache_dir()), "entries": rows}, indent=2))
         return
     typer.echo(f"{cache_dir()}: {_number(len(rows))}")
     if not rows:
         return
-    shown = len(rows) if kind else _SHOWN
-    Console().print(_table(row for each in kept.values() for row in each[:shown]))
+    if kind:
+        Console().print(_table(rows))
+        return
+    newest = [each[:_SHOWN] for each in kept.values()]
+    Console().print(_table(itertools.chain.from_iterable(newest)))
     for name, each in kept.items():
-        if len(each) > shown:
+        if len(each) > _SHOWN:
             size = sum(row["bytes"] for row in each) / 2**20
             rest = f"`composer cache list {name}` lists them all"
             typer.echo(f"{name}: {_number(len(each))}, {size:.1f} MiB; {rest}")
@@ -105,16 +110,18 @@ def _number(entries: int) -> str:
     return f"{entries} {'entry' if entries == 1 else 'entries'}"
 
 
-def _row(kind: str, entry: Entry) -> dict[str, Any]:
-    written = datetime.fromtimestamp(entry.written, UTC).isoformat(timespec="seconds")
-    return {
-        "kind": kind,
-        "key": entry.key,
-        "written": written,
-        "bytes": entry.size,
-        "what": _what(entry.facts),
-        "facts": entry.facts,
-    }
+def _rows(kind: str, cache: DiskCache) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": kind,
+            "key": entry.key,
+            "written": datetime.fromtimestamp(entry.written, UTC).isoformat(timespec="seconds"),
+            "bytes": entry.size,
+            "what": _what(entry.facts),
+            "facts": entry.facts,
+        }
+        for entry in cache.entries()
+    ]
 
 
 def _what(facts: dict[str, Any]) -> str:
@@ -122,10 +129,11 @@ def _what(facts: dict[str, Any]) -> str:
     if "candidates" in facts:
         return verdicts.sentence(facts)
     if "library" in facts:
-        return "  ".join([*map(str, facts["library"]), f"for {facts['target']['gpu']}"])
+        name, version = facts["library"]
+        return f"{name}  {version}  for {facts['target']['gpu']}"
     if facts.get("kind") in _LOWERED:
         return _LOWERED[facts["kind"]].format(**facts)
     if "why" in facts:
-        return "  ".join((facts["backend"], facts["why"] or "works with the installed versions"))
-    named, said = (facts["backend"], facts["model"], facts["device"]), first_line(facts["message"])
-    return "  ".join((*named, f"{facts['status']} ({facts['reason']})", said))
+        return f"{facts['backend']}  {facts['why'] or 'works with the installed versions'}"
+    graph = f"{facts['backend']}  {facts['model']}  {facts['device']}"
+    return f"{graph}  {facts['status']} ({facts['reason']})  {first_line(facts['message'])}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import metadata
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from composer import _torch, config, session
 from composer.backends import BACKENDS, find_backend, installed_for
 from composer.chain.attempt import classify
-from composer.cli.usage import USAGE, Json, fail
+from composer.cli.usage import Json, fail_on
 from composer.errors import OptionError, UnknownNameError, first_line, text_of
 from composer.graphs import capture
 from composer.policy import Facts
@@ -81,32 +81,26 @@ def doctor(engine: Engine = "", as_json: Json = False) -> None:
 
     The exit status is 1 where an engine of the chain in force does not work.
     """
-    requests = [_request(device) for device in _devices()]
+    devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
+    requests = [_request(device) for device in devices]
     chain, is_asked_for = _chain_in_force(requests[0])
+    names, expected = list(dict.fromkeys((*BACKENDS.names(), *chain))), chain
     if engine:
-        _refuse_unknown(engine)
-    known = dict.fromkeys((*BACKENDS.names(), *chain))
-    rows = [
-        _row(name, requests, in_chain=name in chain) for name in ([engine] if engine else known)
-    ]
-    lacks = _torch.names.off(look=True)
-    notes = [*filter(None, (distribution.conflict(), *distribution.outside_verified(), *lacks))]
-    asked = [engine] if engine else chain
-    is_asked_for = is_asked_for or bool(engine)
-    broken = any(row.engine in asked and _is_broken(row, is_asked_for=is_asked_for) for row in rows)
+        with fail_on(UnknownNameError):
+            find_backend(engine)
+        names, expected, is_asked_for = [engine], [engine], True
+    rows = [_row(name, requests, in_chain=name in chain) for name in names]
+    notes = [*distribution.outside_verified(), *_torch.names.off(look=True)]
+    if conflict := distribution.conflict():
+        notes.insert(0, conflict)
+    is_broken = any(_is_broken(row, is_asked_for) for row in rows if row.engine in expected)
     if as_json:
         facts = {"python": platform.python_version(), "torch": torch.__version__, "chain": chain}
         typer.echo(json.dumps({**facts, "engines": [*map(asdict, rows)], "notes": notes}, indent=2))
     else:
         _print(rows, chain, notes)
-    if broken:
+    if is_broken:
         raise typer.Exit(1)
-
-
-def _devices() -> Iterator[str]:
-    if torch.cuda.is_available():
-        yield "cuda"
-    yield "cpu"
 
 
 def _request(device: str) -> GraphRequest:
@@ -119,22 +113,13 @@ def _request(device: str) -> GraphRequest:
 
 def _chain_in_force(request: GraphRequest) -> tuple[list[str], bool]:
     """Return the engines of the policy in force for any model, and True if the user chose them."""
-    try:
+    with fail_on(OptionError, UnknownNameError):
         rules = config.resolve(
             Facts.of(request),
             configured=session.current().configured,
             installed=functools.partial(installed_for, request),
         )
-    except (OptionError, UnknownNameError) as mistake:
-        fail(str(mistake), USAGE)
     return [each.name for each in rules.policy.chain], rules.names_chain
-
-
-def _refuse_unknown(engine: str) -> None:
-    try:
-        find_backend(engine)
-    except UnknownNameError as mistake:
-        fail(str(mistake), USAGE)
 
 
 def _row(name: str, requests: Sequence[GraphRequest], *, in_chain: bool) -> _Row:
@@ -143,7 +128,9 @@ def _row(name: str, requests: Sequence[GraphRequest], *, in_chain: bool) -> _Row
     works = [device for device, each in tried.items() if each["inference"]["status"] == _GOOD]
     trains = any(tried[device]["training"]["status"] == _GOOD for device in works)
     first = next(iter(tried.values()))["inference"]
-    reason, message = ("", "") if works else (first["reason"], first_line(first["message"]))
+    reason = message = ""
+    if not works:
+        reason, message = first["reason"], first_line(first["message"])
     return _Row(
         engine=name,
         works=bool(works),
@@ -172,9 +159,11 @@ def _attempts(name: str, request: GraphRequest) -> Mapping[str, Mapping[str, Any
         return {"inference": refused, "training": refused}
 
 
-def _is_broken(row: _Row, *, is_asked_for: bool) -> bool:
+def _is_broken(row: _Row, is_asked_for: bool) -> bool:
     """Return True if the engine should work and does not."""
-    return not row.works and (is_asked_for or row.reason not in _ABSENT)
+    if row.works:
+        return False
+    return is_asked_for or row.reason not in _ABSENT
 
 
 def _install(name: str, reason: str, message: str) -> str:
@@ -183,27 +172,33 @@ def _install(name: str, reason: str, message: str) -> str:
         return "install a C++ compiler, such as g++"
     extras = metadata(distribution.NAME).get_all("Provides-Extra") or []
     is_missing = reason == Reason.NOT_INSTALLED or (reason and not _version(name))
-    return distribution.install(name) if is_missing and name in extras else ""
+    if is_missing and name in extras:
+        return distribution.install(name)
+    return ""
 
 
 def _version(backend: str) -> str:
     """Return the version of the first of an engine's packages that is installed."""
-    return next(filter(None, map(version_of, _PACKAGES.get(backend, ("torch",)))), "")
+    for package in _PACKAGES.get(backend, ("torch",)):
+        if version := version_of(package):
+            return version
+    return ""
 
 
 def _print(rows: Sequence[_Row], chain: Sequence[str], notes: Sequence[str]) -> None:
     table = Table(Column("engine", no_wrap=True), "works", "version", "device")
     table.add_column("why not, and what brings it", overflow="fold")
+    lines = [f"The chain in force: {', '.join(chain)}."]
     for row in rows:
-        said = "; ".join(filter(None, (row.message, row.install)))
-        works = "no" if not row.works else "yes" if row.trains else "inference"
-        table.add_row(row.engine, works, row.version, ", ".join(row.devices), escape(said))
+        remedy = "; ".join(filter(None, (row.message, row.install)))
+        works = "no"
+        if row.works:
+            works = "yes" if row.trains else "inference"
+        table.add_row(row.engine, works, row.version, ", ".join(row.devices), escape(remedy))
+        if row.works and row.keeps_nan is False:
+            lines.append(f"Note: {row.engine} hides NaN: its option keeps_nan = true keeps it.")
+    lines += [f"Note: {note}." for note in notes]
     console = Console()
     console.print(table)
-    console.print(f"The chain in force: {', '.join(chain)}.", markup=False, soft_wrap=True)
-    for row in rows:
-        if row.works and row.keeps_nan is False:
-            hides = f"Note: {row.engine} hides NaN: its option keeps_nan = true keeps it."
-            console.print(hides, markup=False, soft_wrap=True)
-    for note in notes:
-        console.print(f"Note: {note}.", markup=False, soft_wrap=True)
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

@@ -18,7 +18,7 @@ from composer.chain.lock.hold import lock_path
 from composer.chain.lock.witness import watching
 from composer.cli import run
 from composer.cli.process import refuse_switches
-from composer.cli.usage import USAGE, PolicyFile, fail
+from composer.cli.usage import USAGE, PolicyFile, fail, fail_if_not, fail_on
 from composer.errors import LockError
 from composer.telemetry.recording import Process
 from composer.telemetry.report import counted
@@ -40,13 +40,13 @@ def lock(
 ) -> None:
     """Run a script and write down which engine serves each graph; --check compares with that."""
     program = Program(script, args or [], module)
+    if not check:
+        refuse_switches("would stand in the lock in place of the policy")
+    run.prepare(script, module, policy)
     if check:
-        run.prepare(script, module, policy, None)
         _compare(program, path.absolute(), as_json)
-        return
-    refuse_switches("would stand in the lock in place of the policy")
-    run.prepare(script, module, policy, None)
-    _write(program, path.absolute(), as_json)
+    else:
+        _write(program, path.absolute(), as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class Program:
     @property
     def command(self) -> list[str]:
         """Return the arguments of ``python`` that run it."""
-        return [*(["-m"] if self.module else []), self.script, *self.args]
+        script = ["-m", self.script] if self.module else [self.script]
+        return script + self.args
 
 
 def _write(program: Program, path: Path, as_json: bool) -> None:
@@ -83,10 +84,8 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
             locked = difference.called(each.graph)
             typer.echo(f"composer: {each.graph.title}: {told}; {path.name} says {locked}", err=True)
     _check_content(found)
-    try:
+    with fail_if_not("written", path):
         file.write(path, found, program.command)
-    except OSError as error:
-        fail(f"{str(path)!r} cannot be written: {error.strerror}")
     if as_json:
         print(json.dumps({"file": str(path), **found.model_dump()}), file=stdout)
         return
@@ -97,10 +96,8 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
 
 def _compare(program: Program, path: Path, as_json: bool) -> None:
     """Run the program and print its differences from the lock; exit with 1 if there are any."""
-    try:
+    with fail_on(LockError):
         held = file.read(path)
-    except LockError as error:
-        fail(str(error), USAGE)
     with watching(held) as witness:
         code, stdout = program.run()
     found = difference.compare(held, witness.served())
@@ -118,11 +115,9 @@ def _check_place(path: Path) -> None:
     """Check, before anything runs, that the lock can and may be written to its place."""
     if not path.parent.is_dir():
         fail(f"there is no folder {str(path.parent)!r}", USAGE)
-    try:
-        foreign = file.is_foreign(path)
-    except OSError as error:
-        fail(f"{str(path)!r} cannot be read: {error.strerror}", USAGE)
-    if foreign:
+    with fail_if_not("read", path, USAGE):
+        is_foreign = file.is_foreign(path)
+    if is_foreign:
         fail(f"{str(path)!r} was not written by composer; remove it, or give another --lock", USAGE)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 import torch
 
 from composer import backends
-from composer.chain.candidates import entries_of
+from composer.chain.candidates import ChainEntry, entries_of
 from composer.chain.select.shared_store import SharedStore
 from composer.config import PolicyBook, Rule
 from composer.errors import OptionError
@@ -45,13 +46,13 @@ def notes(found: PolicyBook) -> Iterator[str]:
             SharedStore(found.cache.store).check()
         except OptionError as trouble:
             yield f"cache: {trouble}"
-    tables = {"defaults": found.defaults}
-    tables |= {f"models[{index}]": rule for index, rule in enumerate(found.models)}
-    for where, policy in tables.items():
+    tables = (found.defaults, *found.models)
+    names = ["defaults", *(f"models[{index}]" for index in range(len(found.models)))]
+    for where, policy in zip(names, tables, strict=True):
         yield from _of_policy(where, policy)
-    for where, policy in tables.items():
-        yield from _idle(where, policy, list(tables.values()))
-        yield from _unlimited(where, policy, found.defaults, list(tables.values()))
+    for where, policy in zip(names, tables, strict=True):
+        yield from _idle(where, policy, tables)
+        yield from _unlimited(where, policy, tables)
 
 
 def _idle(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator[str]:
@@ -60,30 +61,29 @@ def _idle(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator[str]
     All tables are looked at, because several may hold for one graph.
     """
     for (field, key), (other, values) in _NEEDS.items():
-        given = getattr(policy, field)
-        if key in given.model_fields_set and not any(
-            getattr(getattr(each, field), other) in values for each in tables
-        ):
+        if key not in getattr(policy, field).model_fields_set:
+            continue
+        found = {attrgetter(f"{field}.{other}")(table) for table in tables}
+        if found.isdisjoint(values):
             wanted = " or ".join(f"{other} = {value!r}" for value in sorted(values))
             yield f"{where}.{field}: {key} says nothing without {wanted}"
 
 
-def _unlimited(
-    where: str, policy: Policy, defaults: Policy, tables: Sequence[Policy]
-) -> Iterator[str]:
+def _unlimited(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator[str]:
     """Yield candidates whose ``memory_limit`` has no effect, as no child process builds them."""
-    asked = policy.memory_limit or any(each.memory_limit for each in policy.chain)
-    if not asked or any(each.isolate for each in tables):
+    has_limit = policy.memory_limit or any(each.memory_limit for each in policy.chain)
+    if not has_limit or any(table.isolate for table in tables):
         return
-    merged = merge((Layer("defaults", defaults), Layer(where, policy)), {}).policy
-    free = [
-        each.candidate.name
-        for each in entries_of(merged)
-        if each.limits.memory and not (each.limits.isolate or each.backend.may_return_original)
-    ]
-    if free:
-        which = ", ".join(dict.fromkeys(free))
+    merged = merge((Layer("defaults", tables[0]), Layer(where, policy)), {}).policy
+    names = [each.candidate.name for each in entries_of(merged) if _ignores_memory_limit(each)]
+    if names:
+        which = ", ".join(dict.fromkeys(names))
         yield f"{where}: memory_limit says nothing of {which} without isolate = true"
+
+
+def _ignores_memory_limit(entry: ChainEntry) -> bool:
+    is_in_child = entry.limits.isolate or entry.backend.may_return_original
+    return bool(entry.limits.memory) and not is_in_child
 
 
 def _of_policy(where: str, policy: Policy) -> Iterator[str]:
@@ -97,29 +97,38 @@ def _of_policy(where: str, policy: Policy) -> Iterator[str]:
 
 def _of_engine(where: str, name: str) -> Iterator[str]:
     known = {*backends.names(), AUTO}
-    if not backends.names_code(name) and name.removeprefix(backends.DYNAMO) not in known:
+    if backends.names_code(name):
+        return
+    if name.removeprefix(backends.DYNAMO) not in known:
         yield f"{where}: no engine is called {name!r} here"
 
 
 def _of_match(where: str, match: Match) -> Iterator[str]:
-    kind = (match.device or "").partition(":")[0]
-    if _is_word(kind) and not _is_device(kind):
-        yield f"{where}: no device is called {kind!r}{_meant(kind, _DEVICES)}"
-    dtypes = {str(each).removeprefix("torch.") for each in vars(torch).values() if _is_dtype(each)}
-    if match.dtype is not None and _is_word(match.dtype) and match.dtype not in dtypes:
-        yield f"{where}: no dtype is called {match.dtype!r}{_meant(match.dtype, dtypes)}"
+    device = (match.device or "").partition(":")[0]
+    if _is_word(device) and not _is_device(device):
+        yield f"{where}: no device is called {device!r}{_meant(device, _DEVICES)}"
+    dtype = match.dtype or ""
+    if _is_word(dtype) and dtype not in _DTYPES:
+        yield f"{where}: no dtype is called {dtype!r}{_meant(dtype, _DTYPES)}"
 
 
 _DEVICES = {"cpu", "cuda", "mps", "xpu"}
+_DTYPES = {
+    str(each).removeprefix("torch.")
+    for each in vars(torch).values()
+    if isinstance(each, torch.dtype)
+}
 
 
 def _meant(word: str, known: set[str]) -> str:
-    return f"; {_MEANT[word]}?" if word in _MEANT else did_you_mean(word, known)
+    if word in _MEANT:
+        return f"; {_MEANT[word]}?"
+    return did_you_mean(word, known)
 
 
 def _is_word(glob: str) -> bool:
     """Return True if a glob is not empty and has no wildcards."""
-    return bool(glob) and not any(sign in glob for sign in "*?[")
+    return bool(glob) and set("*?[").isdisjoint(glob)
 
 
 def _is_device(kind: str) -> bool:
@@ -128,7 +137,3 @@ def _is_device(kind: str) -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _is_dtype(each: object) -> bool:
-    return isinstance(each, torch.dtype)

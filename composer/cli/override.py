@@ -43,7 +43,7 @@ def override() -> dict[str, None]:
     return asked
 
 
-def told(asked: dict[str, None]) -> str:
+def summary(asked: dict[str, None]) -> str:
     """The line of the report that says which backends the program had asked for."""
     others = [name for name in asked if name != "composer"]
     if not others:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from composer.cli.usage import USAGE, Json, fail
+from composer.cli.usage import Json, fail_on
 from composer.errors import ComposerError, OptionError, class_and_text, first_line
 from composer.passes.base import GraphPass
 from composer.passes.fingerprint import fields_of
@@ -40,13 +40,9 @@ def list_passes(as_json: Json = False) -> None:
 def show(name: str, as_json: Json = False) -> None:
     """Say all about one pass, by its name or as module:Class."""
     working_directory_first()
-    try:
+    with fail_on(ComposerError, code=1), fail_on(OptionError):
         check_class(look_up(name))
         facts = _facts(name)
-    except OptionError as error:
-        fail(str(error), USAGE)
-    except ComposerError as error:
-        fail(str(error))
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

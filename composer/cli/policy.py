@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from rich.table import Table
 from composer import config
 from composer.cli.notes import notes
 from composer.cli.toml_lines import line_of, line_of_error
-from composer.cli.usage import Json, fail
+from composer.cli.usage import Json, fail, fail_on
 from composer.errors import ComposerError
 from composer.mistakes import mistakes
 from composer.policy import AUTO, Cache, Candidate, Distributed, Facts, Policy, Worded
@@ -73,26 +72,34 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
     for location, told in wrong:
         yield line_of(text, (*above, *location)), told
     if found is None:
-        _remove(table, [location for location, _ in wrong])
+        for location, _ in wrong:
+            _remove(table, location)
         found, _ = config.validated(table)
     for location, mistake in mistakes(found or config.PolicyBook(), imports=True):
         yield line_of(text, (*above, *location)), str(mistake)
 
 
-def _remove(table: Any, locations: Sequence[Location]) -> None:
-    """Remove the wrong parts of a table, so that the rest can be checked."""
-    for location in locations:
-        holders = [table]
-        with contextlib.suppress(KeyError, TypeError):  # removed already, with its table
-            for key in location[:-1]:
-                holders.append(holders[-1][key])
-        for holder, key in zip(holders[::-1], location[len(holders) - 1 :: -1], strict=True):
-            if isinstance(holder, dict) and key in holder:
-                del holder[key]
-                break
-            if isinstance(holder, list):  # a candidate
-                holder[int(key)] = EAGER
-                break
+def _remove(part: Any, location: Location) -> bool:
+    """Remove the smallest part that holds a mistake, so that the rest can be checked.
+
+    Args:
+        part: A table or list.
+        location: The place of the mistake in it.
+
+    Returns:
+        False if there is nothing to remove, as it was removed already or is no table or list.
+    """
+    key, *inner = location
+    is_list = isinstance(part, list)
+    if not is_list and not (isinstance(part, dict) and key in part):
+        return False
+    if inner and _remove(part[key], tuple(inner)):
+        return True
+    if is_list:
+        part[int(key)] = EAGER  # in place of a candidate
+    else:
+        del part[key]
+    return True
 
 
 @app.command()
@@ -109,14 +116,11 @@ def show(
     graph = Facts(model, device, dtype, training, dynamic)
     if file is not None:
         os.environ["COMPOSER_CONFIG"] = str(file.absolute())  # which goes before all others
-    try:
+    with fail_on(ComposerError, code=1):
         rules = config.resolve(graph)
-    except ComposerError as error:
-        fail(str(error))
-    rows = [
-        (name, _text(getattr(rules.policy, name)), rules.origins.get(name, "composer"))
-        for name in Policy.model_fields
-    ]
+    rows = []
+    for name in Policy.model_fields:
+        rows.append((name, _text(getattr(rules.policy, name)), rules.origins.get(name, "composer")))
     rows += _of_process(rules.cache, "cache") + _of_process(rules.distributed, "distributed")
     if as_json:
         names = ("field", "value", "from")
@@ -126,8 +130,8 @@ def show(
     nowhere = "no policy file: COMPOSER_CONFIG names none, and none lies in this folder"
     typer.echo(f"policy file: {found}" if found else nowhere)
     table = Table("field", "value", "from")
-    for row in rows:
-        table.add_row(row[0], row[1] if isinstance(row[1], str) else json.dumps(row[1]), row[2])
+    for name, value, origin in rows:
+        table.add_row(name, value if isinstance(value, str) else json.dumps(value), origin)
     Console().print(table)
 
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 
 from composer import config
-from composer.cli.usage import USAGE, fail
+from composer.cli.usage import USAGE, fail, fail_on
 from composer.errors import OptionError
 from composer.system.disk import CACHE_DIR
 
@@ -19,10 +19,8 @@ _STDOUT, _STDERR = 1, 2
 
 def refuse_switches(why: str) -> None:
     """End the command if the environment overrides the policy's engines."""
-    try:
+    with fail_on(OptionError):
         switch = config.switch_on_call()
-    except OptionError as mistake:
-        fail(str(mistake), USAGE)
     if switch:
         fail(f"{switch} is set, and {why}; unset it", USAGE)
 

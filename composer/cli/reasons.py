@@ -26,17 +26,27 @@ def reasons(
     if code and code not in list(Reason):
         close = did_you_mean(code, map(str, Reason))
         fail(f"unknown reason {code!r}{close}", USAGE)
-    found = {reason: explained(reason) for reason in ([Reason(code)] if code else Reason)}
-    if as_json:
-        rows = [{"code": reason.value, **asdict(each)} for reason, each in found.items()]
-        typer.echo(json.dumps(rows[0] if code else rows, indent=2))
-        return
     if code:
-        (each,) = found.values()
-        text = f"**Means.** {each.means}\n\n**See more.** {each.see_more}\n\n**Do.** {each.do}"
-        Console().print(Markdown(f"# {code}\n\n{text}"))
+        _print_one(code, as_json)
+    else:
+        _print_all(as_json)
+
+
+def _print_one(code: str, as_json: bool) -> None:
+    each = explained(Reason(code))
+    if as_json:
+        typer.echo(json.dumps({"code": code, **asdict(each)}, indent=2))
+        return
+    text = f"**Means.** {each.means}\n\n**See more.** {each.see_more}\n\n**Do.** {each.do}"
+    Console().print(Markdown(f"# {code}\n\n{text}"))
+
+
+def _print_all(as_json: bool) -> None:
+    if as_json:
+        rows = [{"code": reason.value, **asdict(explained(reason))} for reason in Reason]
+        typer.echo(json.dumps(rows, indent=2))
         return
     table = Table("code", "what it means")
-    for reason, each in found.items():
-        table.add_row(reason.value, escape(each.summary))
+    for reason in Reason:
+        table.add_row(reason.value, escape(explained(reason).summary))
     Console().print(table)

@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from composer.cli.usage import USAGE, Json, fail
+from composer.cli.usage import USAGE, Json, fail, fail_if_not, refuse_folder
 from composer.records import printable
 from composer.telemetry import html, linefile, reader
 from composer.telemetry.reader import Readout
 from composer.telemetry.reasons import explained
 from composer.telemetry.recording import Process, Recording
-from composer.telemetry.report import Report
+from composer.telemetry.report import Report, counted
 
 
 def report(
@@ -49,17 +49,12 @@ def _check_page(page: Path, files: Sequence[Path], force: bool, as_json: bool) -
     """Refuse, before anything is read, a page that would overwrite another kind of file."""
     if as_json:
         fail("--html writes a page and --json prints; ask for one of them", USAGE)
-    if page.is_dir():
-        fail(f"{str(page)!r} is a folder", USAGE)
-    if not page.parent.is_dir():
-        fail(f"there is no folder {str(page.parent)!r}", USAGE)
-    read = [name for file in files for name in linefile.rotated(file.resolve())]
-    if any(_is_same(page, each) for each in read):
-        fail(f"{str(page)!r} is one of the files to read; name another for the page", USAGE)
-    try:
+    refuse_folder(page)
+    for file in files:
+        if any(_is_same(page, each) for each in linefile.rotated(file.resolve())):
+            fail(f"{str(page)!r} is one of the files to read; name another for the page", USAGE)
+    with fail_if_not("read", page, USAGE):
         is_foreign = page.is_file() and not html.is_page(page)
-    except OSError as error:
-        fail(f"{str(page)!r} cannot be read: {error.strerror}", USAGE)
     if is_foreign and not force:
         fail(f"{str(page)!r} is no page of composer's; --force overwrites it", USAGE)
 
@@ -82,16 +77,15 @@ def _read(files: list[Path]) -> Readout:
 
 
 def _write(page: Path, text: str) -> None:
-    try:
+    with fail_if_not("written", page):
         page.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"{str(page)!r} cannot be written: {error.strerror}")
     typer.echo(f"composer: wrote {page}", err=True)
 
 
 def _newest(recording: Recording, last: int | None) -> Recording:
-    graphs = recording.report.graphs
-    return recording if last is None else replace(recording, report=Report(graphs[-last:]))
+    if last is None:
+        return recording
+    return replace(recording, report=Report(recording.report.graphs[-last:]))
 
 
 def _plain(recordings: list[Recording], found: Readout) -> dict[str, object]:
@@ -121,5 +115,5 @@ def _left_out(found: Readout) -> str:
     if not found.left_out:
         return "no line at all"
     first = found.faults[0]
-    lines = "1 line" if found.left_out == 1 else f"{found.left_out} lines"
-    return printable(f"{lines} left out, the first: {first.file}:{first.line}: {first.why}")
+    place = f"{first.file}:{first.line}: {first.why}"
+    return printable(f"{counted(found.left_out, 'line')} left out, the first: {place}")

@@ -17,7 +17,7 @@ from composer import _torch, config, session
 from composer.cli import override as overriding
 from composer.cli.progress import shown
 from composer.cli.script import run_script
-from composer.cli.usage import USAGE, PolicyFile, fail
+from composer.cli.usage import USAGE, PolicyFile, fail, fail_on
 from composer.errors import ComposerError
 from composer.telemetry.report import Report, untried
 from composer.tools.explain import Explanation, collecting
@@ -48,27 +48,30 @@ def run(
     """Run a script and print composer's report; the exit code is the script's."""
     prepare(script, module, policy, telemetry)
     asked = overriding.override() if override else None
-    with collecting() if breaks else contextlib.nullcontext() as collected:
+    collector = collecting() if breaks else contextlib.nullcontext()
+    with collector as collected:
         code, stdout = finish(script, args or [], module)
-        report = dataclasses.replace(session.report(), untried=())  # which _hints are to say
-        found = collected.explanation if collected else report
-    print(found.to_json() if as_json else found, file=stdout)
-    if not as_json:
-        print(*_hints(found, script), sep="\n", end="", file=stdout)
-    if asked is not None and not as_json:
-        print(overriding.told(asked), end="", file=stdout)
+        # The engines that were not tried are named by _hints.
+        found: Report | Explanation = dataclasses.replace(session.report(), untried=())
+        if collected is not None:
+            found = collected.explanation
+    if as_json:
+        print(found.to_json(), file=stdout)
+        raise typer.Exit(code)
+    print(found, file=stdout)
+    print(*_hints(found, script), sep="\n", end="", file=stdout)
+    if asked is not None:
+        print(overriding.summary(asked), end="", file=stdout)
     raise typer.Exit(code)
 
 
-def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | None) -> None:
+def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | None = None) -> None:
     """Find mistakes before anything runs, and set environment variables for child processes."""
     if not module and not Path(script).exists():
         fail(f"there is no script {script!r}", USAGE)
     if policy is not None:
-        try:
+        with fail_on(ComposerError):
             config.read(policy)
-        except ComposerError as error:
-            fail(str(error), USAGE)
         os.environ["COMPOSER_CONFIG"] = str(policy.absolute())
     if telemetry is not None:
         os.environ["COMPOSER_TELEMETRY"] = str(telemetry.absolute())

@@ -45,7 +45,7 @@ def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
     except SystemExit as ending:
         return _exit_code(ending)
     except BaseException as error:  # as the interpreter itself would
-        tail = _within_the_script(error.__traceback__)
+        tail = _behind(error.__traceback__, _RUNS_SCRIPT)
         if tail is None and isinstance(error, ImportError):
             raise
         sys.excepthook(type(error), error.with_traceback(tail), tail)
@@ -97,13 +97,4 @@ def _behind(tail: TracebackType | None, machinery: tuple[str, ...]) -> Traceback
 
 _COMPOSER = ("<frozen", importlib.__file__, f"{Path(__file__).parents[1]}{os.sep}")
 _TORCH = (f"{Path(inspect.getfile(torch)).parent}{os.sep}",)
-
-
-def _within_the_script(tail: TracebackType | None) -> TracebackType | None:
-    while tail is not None and _is_around(traceback.extract_tb(tail, limit=1)[0].filename):
-        tail = tail.tb_next
-    return tail
-
-
-def _is_around(file: str) -> bool:
-    return file in (__file__, "<frozen runpy>", runpy.__file__)
+_RUNS_SCRIPT = (__file__, "<frozen runpy>", runpy.__file__)

@@ -24,26 +24,32 @@ def line_of(text: str, location: Location) -> int:
         location: Keys and places in lists.
     """
     entries = list(_entries(text))
-    best = max(
-        (place for place, (path, _) in enumerate(entries) if location[: len(path)] == path),
-        key=lambda place: (len(entries[place][0]), -place),
-    )
-    path, first = entries[best]
+    holders = [(path, line) for path, line in entries if location[: len(path)] == path]
+    path, first = max(holders, key=lambda holder: len(holder[0]))  # the first of equal ones
     after = [line for _, line in entries if line > first]
     lines = text.splitlines()[max(first - 1, 0) : min(after, default=None)]
-    rest = [str(each) for each in location[len(path) :] if not isinstance(each, int)]
-    return max(first, 1) + next(filter(None, (_line_with(word, lines) for word in rest[::-1])), 0)
+    for key in reversed(location[len(path) :]):
+        offset = 0 if isinstance(key, int) else _line_with(key, lines)
+        if offset:
+            return max(first, 1) + offset
+    return max(first, 1)
 
 
 def line_of_error(error: tomllib.TOMLDecodeError, text: str) -> int:
     """Return the line (from 1) of a syntax error in a TOML file."""
     found = re.search(r"at line (\d+)", str(error))
-    return int(found[1]) if found else max(len(text.splitlines()), 1)
+    if found:
+        return int(found[1])
+    return max(len(text.splitlines()), 1)
 
 
 def _line_with(word: str, lines: Sequence[str]) -> int:
+    """Return the index of the first line that has the word; 0 if no line has it."""
     whole = re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w-])")
-    return next((place for place, line in enumerate(lines) if whole.search(line)), 0)
+    for index, line in enumerate(lines):
+        if whole.search(line):
+            return index
+    return 0
 
 
 def _entries(text: str) -> Iterator[tuple[Location, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,9 +17,10 @@ from rich.table import Table
 from composer import config
 from composer.chain.select.shared_store import SharedStore
 from composer.cli.process import nothing_remembered, refuse_switches
-from composer.cli.usage import USAGE, PolicyFile, Remember, fail
+from composer.cli.usage import USAGE, PolicyFile, Remember, fail, fail_on
 from composer.errors import ComposerError
 from composer.system.subprocesses import Limits
+from composer.telemetry.report import cell
 from composer.tools.tune import Job, perform, read_jobs, this_machine
 from composer.tools.tune.cluster import on_ray
 
@@ -56,38 +57,24 @@ def tune(
         fail(f"there is no folder {str(working_dir)!r}", USAGE)
     if not remember and (store or ray or _store()):
         fail("--no-remember keeps no verdict, so a store has no use; leave it out", USAGE)
-    with nullcontext() if remember else nothing_remembered():
-        done = _measured(sources, policy, store, timeout, ray, working_dir, as_json=as_json)
-    if not as_json:
-        Console().print(*_tables(done))
-    raise typer.Exit(int(any(each["error"] for each in done)))
-
-
-def _measured(
-    sources: list[str],
-    policy: Path | None,
-    store: str,
-    timeout: float | None,
-    ray: str,
-    working_dir: Path | None,
-    *,
-    as_json: bool,
-) -> list[dict[str, Any]]:
-    """Do the jobs, and tell of each when it is done. A mistake ends the command."""
-    try:
+    cache = nullcontext() if remember else nothing_remembered()
+    with fail_on(ComposerError), cache:
         jobs = read_jobs(sources)
         environment = _environment(policy, store)
         os.environ.update(environment)
-        limits = Limits(isolate=True, timeout=timeout)
         if ray and not os.environ.get("COMPOSER_VERDICT_STORE"):
             fail("with --ray the verdicts would stay on the nodes; say where by --store", USAGE)
         if url := _store():
             SharedStore(url).check()
-        folder = str(working_dir) if working_dir else None
-        results = on_ray(jobs, limits, ray, environment, folder) if ray else _here(jobs, limits)
-        return list(_said(results, len(jobs), as_json))
-    except ComposerError as error:
-        fail(str(error), USAGE)
+        limits = Limits(isolate=True, timeout=timeout)
+        if ray:
+            results = on_ray(jobs, limits, ray, environment, working_dir)
+        else:
+            results = _here(jobs, limits)
+        done = list(_printed(results, len(jobs), as_json))
+    if not as_json:
+        Console().print(*_tables(done))
+    raise typer.Exit(int(any(each["error"] for each in done)))
 
 
 def _environment(policy: Path | None, store: str) -> dict[str, str]:
@@ -109,43 +96,51 @@ def _store() -> str | None:
 def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:
     """Do one job at a time; two at once would share the machine and disturb the times."""
     name = this_machine()
-    return ({**perform(job, limits), "machine": name} for job in jobs)
+    for job in jobs:
+        yield {**perform(job, limits), "machine": name}
 
 
-def _said(results: Iterator[dict[str, Any]], count: int, as_json: bool) -> Iterator[dict[str, Any]]:
-    """Return the results, and print each when it comes."""
+def _printed(
+    results: Iterator[dict[str, Any]], count: int, as_json: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the results, and print each when it comes."""
     for number, result in enumerate(results, 1):
         if as_json:
             typer.echo(json.dumps(result))
         else:
-            served = ", ".join(graph["chosen"] for graph in result["graphs"])
-            said = result["error"] or served
-            typer.echo(f"{number}/{count}  {result['job']}: {said}", err=True)
+            engines = ", ".join(graph["chosen"] for graph in result["graphs"])
+            outcome = result["error"] or engines
+            typer.echo(f"{number}/{count}  {result['job']}: {outcome}", err=True)
         yield result
 
 
-def _tables(results: Sequence[dict[str, Any]]) -> Iterator[Table]:
-    """Yield one table for each kind of machine."""
-    for name in dict.fromkeys(result["machine"] for result in results):
-        table = Table("model", "graph", "engine", title=name)
-        for heading in ("ms a call", "eager's"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("others, or what failed", overflow="fold")
-        for result in results:
-            if result["machine"] == name:
-                for graph in result["graphs"] or [None]:
-                    table.add_row(*map(escape, _row(result, graph)))
-        yield table
+def _tables(results: Sequence[dict[str, Any]]) -> Iterable[Table]:
+    """Return one table for each kind of machine."""
+    tables: dict[str, Table] = {}
+    for result in results:
+        table = tables.setdefault(result["machine"], _table(result["machine"]))
+        for row in _rows(result):
+            table.add_row(*map(escape, row))
+    return tables.values()
 
 
-def _row(result: dict[str, Any], graph: dict[str, Any] | None) -> tuple[str, ...]:
-    if graph is None:
-        return result["job"], "", "", "", "", result["error"]
-    others = ", ".join(f"{name} {reason}" for name, reason in graph["others"].items())
-    times = (f"{graph['timing'][key]:.4g}" if key in graph["timing"] else "" for key in _TIMES)
-    rest = "; ".join(filter(None, (result["error"], graph["why"], others)))
-    engine = f"{graph['chosen']} (remembered)" if graph["remembered"] else graph["chosen"]
-    return result["job"], graph["graph"], engine, *times, rest
+def _table(machine: str) -> Table:
+    table = Table("model", "graph", "engine", title=machine)
+    for heading in ("ms a call", "eager's"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("others, or what failed", overflow="fold")
+    return table
 
 
-_TIMES = ("ms", "eager_ms")
+def _rows(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each graph of a job, or one row for a job without graphs."""
+    if not result["graphs"]:
+        yield result["job"], "", "", "", "", result["error"]
+    for graph in result["graphs"]:
+        engine = graph["chosen"]
+        if graph["remembered"]:
+            engine = f"{engine} (remembered)"
+        ms, eager_ms = (cell(graph["timing"].get(key), ".4g") for key in ("ms", "eager_ms"))
+        others = ", ".join(f"{name} {reason}" for name, reason in graph["others"].items())
+        rest = "; ".join(filter(None, (result["error"], graph["why"], others)))
+        yield result["job"], graph["graph"], engine, ms, eager_ms, rest

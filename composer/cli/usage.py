@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -21,6 +23,24 @@ def fail(what: str, code: int = 1) -> NoReturn:
     """Print on stderr what is wrong, and exit."""
     typer.echo(f"composer: {what}", err=True)
     raise typer.Exit(code)
+
+
+@contextmanager
+def fail_on(*errors: type[Exception], code: int = USAGE) -> Iterator[None]:
+    """End the command if one of these errors is raised, with its message."""
+    try:
+        yield
+    except errors as error:
+        fail(str(error), code)
+
+
+@contextmanager
+def fail_if_not(done: str, file: Path, code: int = 1) -> Iterator[None]:
+    """End the command if a file cannot be ``done``, which is ``"read"`` or ``"written"``."""
+    try:
+        yield
+    except OSError as error:
+        fail(f"{str(file)!r} cannot be {done}: {error.strerror}", code)
 
 
 def refuse_folder(file: Path) -> None:

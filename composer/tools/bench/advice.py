@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from composer.tools.bench.ranking import EAGER, Ranking, Standing
 
 def obstacle(ranking: Ranking) -> str:
     """Return why no policy follows: no engine with right numbers was measured. Empty if one was."""
-    if any(each.latency is not None and not each.wrong for each in ranking.candidates):
+    if any(each.ms is not None and not each.wrong for each in ranking.candidates):
         return ""
     if not any(each.graphs or each.refusals for each in ranking.standings):
         return f"torch.compile captured no graph of {ranking.model} that an engine could run"
     refused = [_refused(each, ranking) for each in ranking.candidates]
-    return f"no engine could be measured: {'; '.join(refused) or 'none is here'}"
+    why = "; ".join(refused) or "none is here"
+    return f"no engine could be measured: {why}"
 
 
 def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
@@ -39,14 +41,15 @@ def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
         ranking: What was measured.
         matches: Globs for these names; by default the names themselves.
     """
-    good = sorted(_good(ranking), key=_latency)
-    graphs = {"device": ranking.device.partition(":")[0], "training": ranking.training}
-    rule = {
-        "chain": [_spelled(each) for each in good] or [EAGER],
-        "select": "first" if _is_clear(good, ranking) else "fastest",
-    }
-    names = matches or ranking.models
-    return {"version": 1, "models": [{"match": {"model": n, **graphs}, **rule} for n in names]}
+    good = sorted(_good(ranking), key=attrgetter("ms"))
+    device = ranking.device.partition(":")[0]
+    chain = [_spelled(each) for each in good] or [EAGER]
+    select_by = "first" if _is_clear(good, ranking) else "fastest"
+    rules = []
+    for name in matches or ranking.models:
+        match = {"model": name, "device": device, "training": ranking.training}
+        rules.append({"match": match, "chain": chain, "select": select_by})
+    return {"version": 1, "models": rules}
 
 
 def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -> str:
@@ -58,33 +61,23 @@ def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -
         measured: When, where, on what; for the first line.
     """
     policy = policy_of(ranking, matches)
-    found = config.read(policy)
-    said = [f"Measured by `composer bench`{': ' if measured else ''}{measured}.", *_said(ranking)]
-    said += [_found_only(each) for each in config.for_the_user_to_say(found, Path.cwd())]
-    comments = "".join(f"# {printable(line)}\n" for line in said)
+    head = f": {measured}" if measured else ""
+    lines = [f"Measured by `composer bench`{head}.", *_comments(ranking)]
+    for setting in config.for_the_user_to_say(config.read(policy), Path.cwd()):
+        # composer.config refuses such a setting in a file that it only found.
+        lines.append(
+            f"COMPOSER_CONFIG or composer.configure has to name this file: it would {setting}."
+        )
+    comments = "".join(f"# {printable(line)}\n" for line in lines)
     text = f"{comments}{tomli_w.dumps(policy)}"
-    for rule in config.read(
-        tomllib.loads(text)
-    ).models:  # what is written can be read, and resolved
+    written = config.read(tomllib.loads(text))
+    for rule in written.models:  # the file can be read, and its names be resolved
         entries_of(rule)
     return text
 
 
-def _found_only(asked: str) -> str:
-    """Return a comment on a setting that :mod:`composer.config` refuses in a file only found."""
-    return f"COMPOSER_CONFIG or composer.configure has to name this file: it would {asked}."
-
-
-def _latency(each: Standing) -> float:
-    """Return the seconds of a call of an engine that was measured."""
-    assert each.latency is not None
-    return each.latency
-
-
-def _good(ranking: Ranking) -> Iterator[Standing]:
-    for each in ranking.candidates:
-        if not _objection(each, ranking):
-            yield each
+def _good(ranking: Ranking) -> list[Standing]:
+    return [each for each in ranking.candidates if not _objection(each, ranking)]
 
 
 def _objection(each: Standing, ranking: Ranking) -> str:
@@ -92,28 +85,31 @@ def _objection(each: Standing, ranking: Ranking) -> str:
 
     With doubtful figures, no candidate is left out for being slow.
     """
-    if each.wrong or each.latency is None:
+    if each.wrong or each.ms is None:
         why = " | ".join(first_line(refusal) for refusal in each.refusals)
         return why or "took no graph"
     if not ranking.doubt and ranking.eager.is_surely_ahead_of(each, select.TIE):
-        return f"slower than eager: {_ms(each)} a call"
+        return f"slower than eager: {each.ms:.3g} ms a call"
     return ""
 
 
 def _refused(each: Standing, ranking: Ranking) -> str:
     why = _objection(each, ranking)
-    return why if why.startswith(each.label) else f"{each.label}: {why}"
+    if why.startswith(each.label):
+        return why
+    return f"{each.label}: {why}"
 
 
 def _is_clear(good: list[Standing], ranking: Ranking) -> bool:
+    """Return True if the first candidate, or eager if there is none, is surely the fastest."""
     if ranking.doubt or len(ranking.composer.engines) > 1:
         return False
     if not good:
         return True
-    first, *others = good
-    return _is_sure(first, ranking.eager) and all(
-        first.is_surely_ahead_of(each, select.TIE) for each in others[:1]
-    )
+    first = good[0]
+    if not _is_sure(first, ranking.eager):
+        return False
+    return len(good) == 1 or first.is_surely_ahead_of(good[1], select.TIE)
 
 
 def _is_sure(each: Standing, eager: Standing) -> bool:
@@ -123,34 +119,36 @@ def _is_sure(each: Standing, eager: Standing) -> bool:
 
 def _spelled(each: Standing) -> str | dict[str, Any]:
     assert each.candidate is not None
-    given = each.candidate.model_dump(exclude_defaults=True) | {"backend": each.candidate.name}
-    return each.candidate.name if given.keys() == {"backend"} else given
+    name = each.candidate.name
+    settings: dict[str, Any] = each.candidate.model_dump(exclude_defaults=True, exclude={"backend"})
+    return {"backend": name, **settings} if settings else name
 
 
-def _said(ranking: Ranking) -> Iterator[str]:
-    good = list(_good(ranking))
+def _comments(ranking: Ranking) -> Iterator[str]:
+    good = _good(ranking)
     if not good:
         yield "No engine is faster than eager here: leave torch.compile out."
     elif not any(_is_sure(each, ranking.eager) for each in good):
         yield "Undecided whether an engine is faster than eager: each process measures for itself."
     if ranking.doubt:
         yield ranking.doubt
-    for each in ranking.standings:
-        objection = _objection(each, ranking) if each.candidate else ""
+    if ranking.eager.ms is not None:
+        yield f"{EAGER}: {ranking.eager.ms:.3g} ms a call"
+    for each in ranking.candidates:
+        objection = _objection(each, ranking)
         if objection:
             yield f"left out: {each.label}: {objection}"
-        elif each.latency is not None:
-            sure = each.candidate is None or _is_sure(each, ranking.eager)
-            undecided = "" if sure else "; undecided"
-            yield f"{each.label}: {_ms(each)} a call{_speed(each, ranking.eager)}{undecided}"
+        elif _is_sure(each, ranking.eager):
+            yield _times(each, ranking)
+        else:
+            yield f"{_times(each, ranking)}; undecided"
+    if ranking.composer.ms is not None:
+        yield _times(ranking.composer, ranking)
 
 
-def _speed(each: Standing, eager: Standing) -> str:
-    found = each.over(eager) if each.label != EAGER else None
-    if found is None:
-        return ""
-    return f", {found} times as fast as eager"
-
-
-def _ms(each: Standing) -> str:
-    return f"{_latency(each) * 1e3:.3g} ms"
+def _times(each: Standing, ranking: Ranking) -> str:
+    times = f"{each.label}: {each.ms:.3g} ms a call"
+    ratio = each.over(ranking.eager)
+    if ratio is not None:
+        times += f", {ratio} times as fast as eager"
+    return times

@@ -36,7 +36,7 @@ from composer.errors import (
 from composer.graphs import clones
 from composer.graphs.comparison import devices
 from composer.policy import Candidate, read_policy
-from composer.records import CompileReport, GraphRequest, Reason, Status, spelled
+from composer.records import Attempt, CompileReport, GraphRequest, Reason, Status, plain, spelled
 from composer.system import control_flow
 from composer.system.memory import free_memory
 from composer.tools.bench.subject import Subject
@@ -56,6 +56,19 @@ TOO_FEW_ROUNDS = (
 )
 
 ModelCall = Callable[..., tuple[Any, ...]]
+
+_ALONE: dict[str, Any] = {
+    "verify": "compile",
+    "locked": False,
+    "select": {"by": "first", "background": False},
+    "on_runtime_error": "raise",  # else eager would be timed in place of the engine
+}
+_WHOLE: dict[str, Any] = {
+    "verify": "compile",
+    "locked": False,
+    "select": {"by": "fastest", "background": False},
+}
+"""The settings of composer with the whole chain; ``_ALONE`` are those of one candidate."""
 
 _WRONG = {
     *(Reason.OUTPUT_MISMATCH, Reason.MUTATED_INPUTS),
@@ -121,27 +134,45 @@ class Standing:
         return tuple(name for name in self.served if name != EAGER)
 
     @property
-    def latency(self) -> float | None:
-        """Seconds of a call, the median of its rounds; ``None`` if it was not measured."""
-        return statistics.median(self.turns) if self.turns else None
+    def ms(self) -> float | None:
+        """Milliseconds of a call, the median of its rounds; ``None`` if it was not measured."""
+        return statistics.median(self.turns) * 1e3 if self.turns else None
+
+    def of_graphs(self, graphs: Sequence[CompileReport]) -> Standing:
+        """Return this standing with what the reports of its graphs say."""
+        attempts = [attempt for graph in graphs for attempt in graph.attempts]
+        refused = [attempt for attempt in attempts if _is_refused(attempt)]
+        checks = [each.engine.get("verified", {}) for each in attempts if each.accepted]
+        errors = [check["max_relative_error"] for check in checks if "max_relative_error" in check]
+        return dataclasses.replace(
+            self,
+            graphs=len(graphs),
+            served=Counter(graph.chosen for graph in graphs if graph.chosen),
+            error=max(errors, default=None),
+            refusals=tuple(dict.fromkeys(attempt.sentence() for attempt in refused)),
+            wrong=any(attempt.reason in _WRONG for attempt in refused),
+            models=tuple(dict.fromkeys(graph.model for graph in graphs)),
+        )
+
+    def refused(self, why: str) -> Standing:
+        """Return this standing with one more refusal."""
+        return dataclasses.replace(self, refusals=(*self.refusals, why))
 
     def over(self, other: Standing) -> Ratio | None:
         """Return the speed relative to another; ``None`` if either was not measured."""
-        mine, theirs = self._beside(other)
-        if not mine.turns:
+        mine, theirs = self._common_rounds(other)
+        if not mine:
             return None
-        return Ratio(*times_as_fast(mine.turns, theirs.turns), rounds=len(mine.turns))
+        return Ratio(*times_as_fast(mine, theirs), rounds=len(mine))
 
     def is_surely_ahead_of(self, other: Standing, margin: float) -> bool:
         """Return True if it is faster by more than ``margin``, and chance can be ruled out."""
-        mine, theirs = self._beside(other)
-        return select.surely_ahead(mine.turns, theirs.turns, margin)
+        return select.surely_ahead(*self._common_rounds(other), margin)
 
-    def _beside(self, other: Standing) -> tuple[Standing, Standing]:
-        """Return both standings with only the rounds that both took part in."""
+    def _common_rounds(self, other: Standing) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the times of both, only of the rounds that both took part in."""
         rounds = min(len(self.turns), len(other.turns))
-        mine, theirs = (dataclasses.replace(e, turns=e.turns[:rounds]) for e in (self, other))
-        return mine, theirs
+        return self.turns[:rounds], other.turns[:rounds]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON, with ``None`` for unknown values."""
@@ -153,9 +184,13 @@ class Standing:
             "max_relative_error": self.error,
             "refusals": list(self.refusals),
             "wrong": self.wrong,
-            "ms": None if self.latency is None else self.latency * 1e3,
+            "ms": self.ms,
             "rounds": len(self.turns),
         }
+
+
+def _is_refused(attempt: Attempt) -> bool:
+    return not (attempt.accepted or attempt.on_trial or attempt.status is Status.NOT_CHOSEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +216,10 @@ class Ranking:
         """Why these figures are not reliable, in a sentence; empty if they are."""
         if self.under_load:
             return UNDER_LOAD
-        rounds = min((len(each.turns) for each in self.standings if each.turns), default=0)
-        return "" if rounds >= ENOUGH_ROUNDS else TOO_FEW_ROUNDS
+        rounds = [len(each.turns) for each in self.standings if each.turns]
+        if min(rounds, default=0) < ENOUGH_ROUNDS:
+            return TOO_FEW_ROUNDS
+        return ""
 
     @property
     def composer(self) -> Standing:
@@ -206,14 +243,17 @@ class Ranking:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON, with each participant's ratio to eager."""
-        names = ("median", "p25", "p75", "rounds")
         rows = []
         for each in self.standings:
-            found = each.over(self.eager)
-            ratio = {name: getattr(found, name) for name in names} if found else None
-            rows.append(each.to_dict() | {"eager_over_this": ratio})
-        names = ("model", "device", "training", "under_load")
-        return {name: getattr(self, name) for name in names} | {"standings": rows}
+            ratio = each.over(self.eager)
+            rows.append(each.to_dict() | {"eager_over_this": plain(ratio)})
+        return {
+            "model": self.model,
+            "device": self.device,
+            "training": self.training,
+            "under_load": self.under_load,
+            "standings": rows,
+        }
 
 
 def rank(
@@ -245,18 +285,17 @@ def rank(
     """
     with torch.set_grad_enabled(training):
         request = subject.request()
-        wanted = _chain(chain, request)
+        candidates = _chain(chain, request)
         with torch.random.fork_rng(devices=devices(request.example_inputs)):
             _refuse_writes(subject, request)
-            alone = [(c, {"chain": [c]}) for c in wanted]
-            found = [
-                _compiled(subject, request, spelled(c.name, c.options), c, each)
-                for c, each in alone
-            ]
-            whole = {"chain": wanted}
-            found.append(_compiled(subject, request, COMPOSER, None, whole, remember=remember))
-            eager = (Standing(EAGER), subject.flat(subject.model))
-            standings, under_load = _timed([eager, *found], request, seconds)
+            ways: list[_Way] = [(Standing(EAGER), subject.flat(subject.model))]
+            for candidate in candidates:
+                name = spelled(candidate.name, candidate.options)
+                options = {"chain": [candidate], **_ALONE}
+                ways.append(_compiled(Standing(name, candidate), subject, request, options))
+            whole = {"chain": candidates, **_WHOLE}
+            ways.append(_compiled(Standing(COMPOSER), subject, request, whole, remember=remember))
+            standings, under_load = _timed(ways, request, seconds)
     return Ranking(subject.name, request.device, request.training, standings, under_load)
 
 
@@ -289,101 +328,87 @@ def _refuse_writes(subject: Subject, request: GraphRequest) -> None:
     Each call of such a model would be timed on other numbers.
     """
     tensors = [each for each in request.example_inputs if isinstance(each, torch.Tensor)]
-    before = [each._version for each in tensors if not each.is_inference()]
+    tensors = [each for each in tensors if not each.is_inference()]
+    before = [each._version for each in tensors]
     buffers = clones.Buffers(request)
     try:
         subject.call()
     finally:
         buffers.restore()
-    if before != [each._version for each in tensors if not each.is_inference()]:
+    if before != [each._version for each in tensors]:
         raise RankingError(f"{subject.name} writes to its inputs, so its calls are not alike")
 
 
+_Way = tuple[Standing, ModelCall | None]
+"""A way to run the model; the callable is ``None`` if it cannot be timed."""
+
+
 def _compiled(
+    standing: Standing,
     subject: Subject,
     request: GraphRequest,
-    label: str,
-    candidate: Candidate | None,
     options: Mapping[str, Any],
     *,
     remember: bool = False,
-) -> tuple[Standing, ModelCall | None]:
+) -> _Way:
     """Compile the model and call it once; the callable is ``None`` if no graph has an engine."""
-    now: dict[str, Any] = {"verify": "compile", "locked": False}
-    now["select"] = {"by": "first" if candidate else "fastest", "background": False}
-    if candidate is not None:
-        now["on_runtime_error"] = "raise"  # else eager would be timed in its place
-    compiled = compiled_beside(subject.model, options={**options, **now})
+    compiled = compiled_beside(subject.model, options=options)
     buffers = clones.Buffers(request)
-    error = ""
     started = time.perf_counter()
     forgetting = config.using({"cache": {"verdicts": 0}})  # a shared store has those of other runs
-    own = contextlib.nullcontext() if remember else forgetting
-    with own, collecting(threading.get_ident()) as collected, warnings.catch_warnings():
+    cache = contextlib.nullcontext() if remember else forgetting
+    with cache, collecting(threading.get_ident()) as collected, warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)  # the standing says as much
         try:
-            subject.call(compiled)
-        except BaseException as raised:  # noqa: BLE001  # recorded: this way to run the model failed
-            control_flow.pass_on(raised)
-            if isinstance(mistake := unwrapped(raised), MISTAKES):
-                raise mistake from None
-            error = error_line(raised)
+            error = _error_of_call(subject, compiled)
         finally:
             buffers.restore()
     seconds = time.perf_counter() - started
     free_memory()
-    standing = _standing(label, candidate, collected.explanation.graphs)
+    standing = standing.of_graphs(collected.explanation.graphs)
     if error:
-        return dataclasses.replace(standing, refusals=(*standing.refusals, error)), None
+        return standing.refused(error), None
     standing = dataclasses.replace(standing, seconds=seconds)
-    is_run = bool(standing.engines) or candidate is None
-    return standing, subject.flat(compiled) if is_run else None
+    is_eager = standing.candidate is not None and not standing.engines
+    return standing, None if is_eager else subject.flat(compiled)
 
 
-def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileReport]) -> Standing:
-    attempts = [attempt for graph in graphs for attempt in graph.attempts]
-    refused = [
-        a for a in attempts if not (a.accepted or a.on_trial or a.status is Status.NOT_CHOSEN)
-    ]
-    checks = [a.engine["verified"] for a in attempts if a.accepted and "verified" in a.engine]
-    errors = [check["max_relative_error"] for check in checks if "max_relative_error" in check]
-    return Standing(
-        label,
-        candidate,
-        graphs=len(graphs),
-        served=Counter(graph.chosen for graph in graphs if graph.chosen),
-        error=max(errors, default=None),
-        refusals=tuple(dict.fromkeys(attempt.sentence() for attempt in refused)),
-        wrong=any(attempt.reason in _WRONG for attempt in refused),
-        models=tuple(dict.fromkeys(graph.model for graph in graphs)),
-    )
+def _error_of_call(subject: Subject, compiled: Callable[..., Any]) -> str:
+    """Call the compiled model; return the error in one line, or an empty string.
+
+    A mistake of the user is raised.
+    """
+    try:
+        subject.call(compiled)
+    except BaseException as raised:  # noqa: BLE001  # recorded: this way to run the model failed
+        control_flow.pass_on(raised)
+        mistake = unwrapped(raised)
+        if isinstance(mistake, MISTAKES):
+            raise mistake from None
+        return error_line(raised)
+    return ""
 
 
 def _timed(
-    found: Sequence[tuple[Standing, ModelCall | None]], request: GraphRequest, seconds: float
+    ways: Sequence[_Way], request: GraphRequest, seconds: float
 ) -> tuple[tuple[Standing, ...], bool]:
     """Return the standings with their times, and True if there was a load.
 
     Composer's standing is the first in order, so that it stays in at a tie.
     """
-    places = [i for i, (_, run) in enumerate(found) if run is not None]
-    order = sorted(places, reverse=True)  # eager, the first, is the eager fallback: it stands last
-    participants = [
-        select.Participant(found[i][0].label, run) for i in order if (run := found[i][1])
-    ]
-    result = select.measure(
-        participants, request, select.Budget(seconds, least_rounds=ENOUGH_ROUNDS)
-    )
+    standings = [standing for standing, _ in ways]
+    runs = [(place, run) for place, (_, run) in enumerate(ways) if run is not None]
+    runs.reverse()  # eager, the first way, is the eager fallback and has to be the last
+    participants = [select.Participant(standings[place].label, run) for place, run in runs]
+    budget = select.Budget(seconds, least_rounds=ENOUGH_ROUNDS)
+    result = select.measure(participants, request, budget)
     if result.winner is None:
         raise RankingError(f"nothing could be timed: {result.why}")
-    standings = [standing for standing, _ in found]
-    for at, place in enumerate(order):
-        if at in result.timings:
-            turns = result.timings[at].samples
-            standings[place] = dataclasses.replace(standings[place], turns=turns)
+    for i, (place, _) in enumerate(runs):
+        standing = standings[place]
+        if i in result.timings:
+            standings[place] = dataclasses.replace(standing, turns=result.timings[i].samples)
         else:
-            raised = result.errors[at]
-            why = f"raised when it was timed: {error_line(raised)}"
-            refusals = (*standings[place].refusals, why)
-            standings[place] = dataclasses.replace(standings[place], refusals=refusals)
+            why = f"raised when it was timed: {error_line(result.errors[i])}"
+            standings[place] = standing.refused(why)
     return tuple(standings), result.under_load

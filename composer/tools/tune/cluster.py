@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from composer.errors import OptionError
@@ -48,7 +49,7 @@ def on_ray(
     limits: Limits,
     address: str,
     environment: Mapping[str, str],
-    working_dir: str | None = None,
+    working_dir: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield results as they come: those of :func:`~composer.tools.tune.work.perform`, ``machine``.
 
@@ -67,7 +68,7 @@ def on_ray(
     except ImportError as error:
         raise OptionError(f"{error}; {distribution.install('ray')}") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of the cluster that "local" starts
-    shared = {"working_dir": working_dir} if working_dir else {}
+    shared = {"working_dir": str(working_dir)} if working_dir else {}
     try:
         ray.init(
             address=address, runtime_env=shared, log_to_driver=False, logging_level=logging.ERROR
@@ -87,10 +88,12 @@ def _kinds(ray: Any, jobs: Sequence[Job]) -> dict[str, _Kind]:
     nodes = []
     for each in ray.nodes():
         if each["Alive"]:
-            cpus, cards = (each["Resources"].get(kind, 0) for kind in ("CPU", "GPU"))
-            here = pinned(each["NodeID"], soft=False)
-            asked = {"num_cpus": cpus, "num_gpus": cards, "scheduling_strategy": here}
-            nodes.append(ray.remote(Node).options(**asked).remote())
+            options = ray.remote(Node).options(
+                num_cpus=each["Resources"].get("CPU", 0),
+                num_gpus=each["Resources"].get("GPU", 0),
+                scheduling_strategy=pinned(each["NodeID"], soft=False),
+            )
+            nodes.append(options.remote())
     kinds: dict[str, _Kind] = {}
     for node, name in zip(nodes, ray.get([each.describe.remote() for each in nodes]), strict=True):
         kinds.setdefault(name, _Kind(jobs=deque(jobs))).nodes.append(node)
@@ -118,14 +121,15 @@ def _results(
         try:
             result = ray.get(done)
         except ray.exceptions.RayError as error:
-            lost = f"the node was lost: {type(error).__name__}"
-            result = {"job": str(job.workload), "graphs": [], "error": lost, "seconds": 0.0}
+            result = _not_done(job, f"the node was lost: {type(error).__name__}")
             kinds[name].nodes.remove(node)
         else:
             give(name, node)
         yield {**result, "machine": name}
     for name, kind in kinds.items():
         for job in kind.jobs:
-            what = "no node of this kind is left"
-            left = {"job": str(job.workload), "graphs": [], "error": what, "seconds": 0.0}
-            yield {**left, "machine": name}
+            yield {**_not_done(job, "no node of this kind is left"), "machine": name}
+
+
+def _not_done(job: Job, why: str) -> dict[str, Any]:
+    return {"job": str(job.workload), "graphs": [], "error": why, "seconds": 0.0}

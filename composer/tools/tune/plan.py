@@ -16,12 +16,11 @@ from composer.tools.bench.workload import Workload
 from composer.wording import in_words
 
 
-class Job(BaseModel):
-    """One model with one set of arguments, to be compiled and called once.
+class _Model(BaseModel):
+    """The fields of a model that a plan and its jobs share.
 
     Attributes:
         target: ``module:factory``, see :class:`~composer.tools.bench.workload.Workload`.
-        arguments: The keyword arguments of the factory.
         training: True if gradients are on for the call.
         dynamic: ``torch.compile``'s ``dynamic``.
         options: Fields of :class:`~composer.Policy`, which override the policy in force.
@@ -30,10 +29,15 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     target: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
     training: bool = False
     dynamic: bool | None = None
     options: dict[str, Any] = Field(default_factory=dict)
+
+
+class Job(_Model):
+    """One model with one set of ``arguments`` of the factory, to be compiled and called once."""
+
+    arguments: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def workload(self) -> Workload:
@@ -41,16 +45,10 @@ class Job(BaseModel):
         return Workload(self.target, self.arguments)
 
 
-class PlannedModel(BaseModel):
+class PlannedModel(_Model):
     """A model of a plan: a job for each of its ``shapes``, the factory's keyword arguments."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    target: str
     shapes: tuple[dict[str, Any], ...] = ({},)
-    training: bool = False
-    dynamic: bool | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("target")
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,12 +35,12 @@ def perform(job: Job, limits: subprocesses.Limits) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         done = subprocesses.ask("composer.tools.tune.work:measure", pickle.dumps(job), limits)
-    except SandboxRefusal as ended:
-        last = next((line for line in reversed(ended.traceback.splitlines()) if line.strip()), "")
-        told = (first_line(text_of(ended)), *([first_line(last)] if last else []))
-        done = {"graphs": [], "error": f"{ended.reason}: {'; '.join(told)}"}
-    except Refusal as ended:
-        done = {"graphs": [], "error": f"{ended.reason}: {first_line(text_of(ended))}"}
+    except Refusal as refusal:
+        lines = [first_line(text_of(refusal))]
+        if isinstance(refusal, SandboxRefusal):
+            child = [line for line in refusal.traceback.splitlines() if line.strip()]
+            lines += map(first_line, child[-1:])
+        done = {"graphs": [], "error": f"{refusal.reason}: {'; '.join(lines)}"}
     return {"job": str(job.workload), **done, "seconds": round(time.perf_counter() - began, 3)}
 
 
@@ -55,10 +55,17 @@ def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     except Exception as raised:  # noqa: BLE001  # the user's model may raise anything: recorded
         error = error_line(raised)
     rows = [_row(each) for each in session.current().reports()]
-    if not rows and not error:
-        error = "nothing was compiled"
-    unkept = (f"graph {row['graph']}: {row['unkept']}" for row in rows if row["unkept"])
-    return {"graphs": rows, "error": error or next(unkept, "")}
+    return {"graphs": rows, "error": error or _trouble(rows)}
+
+
+def _trouble(rows: Sequence[dict[str, Any]]) -> str:
+    """Return why the verdicts of a job are not complete; empty if they are."""
+    if not rows:
+        return "nothing was compiled"
+    for row in rows:
+        if row["unkept"]:
+            return f"graph {row['graph']}: {row['unkept']}"
+    return ""
 
 
 def _compile_and_call(job: Job) -> None:
@@ -75,9 +82,12 @@ def _row(report: CompileReport) -> dict[str, Any]:
 
     ``unkept`` says why the verdict could not be put where other processes look for it.
     """
-    timing = _timing(report)
-    measured = timing if isinstance(timing, dict) else {}
-    trouble = session.current().unkept.get(report.graph_key, _KEEPS_NONE) if measured else ""
+    found = _timing(report)
+    timing = found if isinstance(found, dict) else {}
+    unkept = ""
+    if timing:
+        trouble = session.current().unkept.get(report.graph_key, _KEEPS_NONE)
+        unkept = trouble and f"the verdict was not kept: {trouble}"
     return {
         "model": report.model,
         "graph": report.label,
@@ -86,10 +96,10 @@ def _row(report: CompileReport) -> dict[str, Any]:
         "dtype": report.dtype,
         "training": report.training,
         "chosen": report.chosen,
-        "timing": measured,
-        "remembered": "remembered_in" in measured,
-        "unkept": trouble and f"the verdict was not kept: {trouble}",
-        "why": timing if isinstance(timing, str) else "",
+        "timing": timing,
+        "remembered": "remembered_in" in timing,
+        "unkept": unkept,
+        "why": found if isinstance(found, str) else "",
         "others": {a.backend: str(a.reason) for a in report.attempts if a.reason is not None},
     }
 
@@ -103,10 +113,11 @@ def _timing(report: CompileReport) -> Any:
     for each in report.attempts:
         if each.accepted:
             return each.timing
-    timings = (each.timing for each in report.attempts)
-    beside = next((each for each in timings if isinstance(each, dict)), {})
-    own = {name: beside[name] for name in _OF_ALL if name in beside}
-    return {**own, "ms": own["eager_ms"]} if "eager_ms" in own else None
+    for each in report.attempts:
+        if isinstance(each.timing, dict) and "eager_ms" in each.timing:
+            common = {name: each.timing[name] for name in _OF_ALL if name in each.timing}
+            return {**common, "ms": each.timing["eager_ms"]}
+    return None
 
 
 _KEEPS_NONE = "the policy has none remembered (strict, or [cache] verdicts = 0)"

@@ -366,7 +366,7 @@ def test_jobs_run_on_a_ray_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
     job = Job(target="models_to_tune:mlp", options={"chain": ["aot_eager"]})
     keep = {"COMPOSER_CACHE_DIR": os.environ["COMPOSER_CACHE_DIR"]}
-    (done,) = on_ray([job], Limits(isolate=True), "local", keep, str(folder))
+    (done,) = on_ray([job], Limits(isolate=True), "local", keep, folder)
     assert done["error"] == ""
     assert [graph["chosen"] in ("aot_eager", "eager") for graph in done["graphs"]] == [True]
     assert "processors" in done["machine"]
