@@ -11,6 +11,7 @@ and it handles forks.
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from pathlib import Path
 
@@ -72,9 +73,9 @@ def _rotate(path: Path, added: int, limit: int) -> None:
     if not size or size + added <= limit:
         return
     names = rotated(path)
-    free = next((n for n in range(1, KEPT) if not names[n].exists()), KEPT)
-    for number in range(free, 0, -1):
-        names[number - 1].replace(names[number])
+    existing = list(itertools.takewhile(Path.exists, names[:-1]))
+    for name, next_name in reversed(list(zip(existing, names[1:], strict=False))):
+        name.replace(next_name)
 
 
 def _write(path: Path, line: bytes) -> None:

@@ -131,13 +131,7 @@ class OpenTelemetrySink(Sink):
 
         A record has durations but no start times. Candidates run one after the other, and almost no
         time passes after the last one. The start times are therefore computed backwards from the
-        end of the compile.
-
-        Args:
-            parent: The span of the compile.
-            attempts: The attempts, in order.
-            end: The end of the compile, in Unix nanoseconds.
-            no_sooner: The earliest start, in Unix nanoseconds.
+        end of the compile, but not to before ``no_sooner``. All times are in Unix nanoseconds.
         """
         from opentelemetry import trace
 

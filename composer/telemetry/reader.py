@@ -84,9 +84,11 @@ def read(path: str | Path | Sequence[str | Path]) -> Readout:
 
 def _newest_of_each(paths: Iterable[Path]) -> list[Path]:
     """Return each file once, without rotated files of another one; they are read with that one."""
-    given = {path.resolve(): path for path in paths}
-    older = {name for path in given for name in linefile.rotated(path)[1:]}
-    return [path for resolved, path in given.items() if resolved not in older]
+    files = {path.resolve(): path for path in paths}
+    for file in tuple(files):
+        for older in linefile.rotated(file)[1:]:
+            files.pop(older, None)
+    return list(files.values())
 
 
 def _recordings(graphs: Mapping[Process, Mapping[Any, CompileReport]]) -> Iterator[Recording]:

@@ -69,7 +69,7 @@ class Report:
 
         The key ``without_graph`` is missing if its value is not known.
         """
-        graphs = {"graphs": [graph.to_dict() for graph in self.graphs]}
+        graphs = {"graphs": plain(self.graphs)}
         if self.without_graph is None:
             return graphs
         return graphs | {"without_graph": plain(self.without_graph)}
@@ -77,6 +77,12 @@ class Report:
     def to_json(self, indent: int | None = None) -> str:
         """Return the result of :meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
+
+
+def attempts_of(graphs: Iterable[CompileReport]) -> Iterator[Attempt]:
+    """Yield the attempts of all graphs."""
+    for graph in graphs:
+        yield from graph.attempts
 
 
 def untried(engines: Iterable[str], compares: str) -> str:

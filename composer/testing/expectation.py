@@ -12,6 +12,7 @@ from typing import Any
 
 from composer import session
 from composer.records import CompileReport, Status
+from composer.telemetry.report import attempts_of
 
 
 class _Follower:
@@ -90,7 +91,7 @@ def expect(
 
 def _counts(reports: Sequence[CompileReport]) -> dict[str, Any]:
     """Return the counts under the names of :func:`expect`'s arguments; a count of 0 may lack."""
-    attempts = [attempt for report in reports for attempt in report.attempts]
+    attempts = list(attempts_of(reports))
     counters = [report.runtime.read() for report in reports]
     return {
         "graphs": len(reports),

@@ -19,7 +19,7 @@ from composer.dispatch import compose
 from composer.errors import first_line
 from composer.graphs import capture
 from composer.records import Attempt, CompileReport, PassRecord, WithoutGraph, plain
-from composer.telemetry.report import counted, headline, html_of, tables_of
+from composer.telemetry.report import attempts_of, counted, headline, html_of, tables_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,12 @@ class GraphBreak:
     def __str__(self) -> str:
         """The place, its text, and what Dynamo says, without its debugging lines."""
         skipped = "  (the whole function was given up)" if self.frame_skipped else ""
-        said = self.message.partition("\n\n  Developer debug context")[0].splitlines()
-        lines = [f"{self.file}:{self.line}{skipped}", *([f"  {self.code}"] if self.code else [])]
-        return "\n".join((*lines, *(f"    {line}" for line in said if line.strip())))
+        lines = [f"{self.file}:{self.line}{skipped}"]
+        if self.code:
+            lines.append(f"  {self.code}")
+        message = self.message.partition("\n\n  Developer debug context")[0]
+        lines += [f"    {line}" for line in message.splitlines() if line.strip()]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -59,7 +62,7 @@ class Explanation:
     @property
     def attempts(self) -> tuple[Attempt, ...]:
         """Every candidate tried on every graph."""
-        return tuple(attempt for graph in self.graphs for attempt in graph.attempts)
+        return tuple(attempts_of(self.graphs))
 
     @property
     def passes(self) -> tuple[PassRecord, ...]:
@@ -74,17 +77,20 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The same, for a notebook: the graphs as tables."""
-        notes = ("\n".join(_left_to_torch(graph)) for graph in self.graphs)
-        return html_of(self._headline(), self.graphs, (*filter(None, notes), *self._breaks()))
+        left = ["\n".join(_left_to_torch(graph)) for graph in self.graphs]
+        notes = [*filter(None, left), *self._breaks()]
+        return html_of(self._headline(), self.graphs, notes)
 
     def to_dict(self) -> dict[str, Any]:
         """``{"graphs": [...], "graph_breaks": [...], "without_graph": [...]}``.
 
         Each graph's record is in schema version 1.
         """
-        breaks, without = plain(self.graph_breaks), plain(self.without_graph)
-        graphs = [graph.to_dict() for graph in self.graphs]
-        return {"graphs": graphs, "graph_breaks": breaks, "without_graph": without}
+        return {
+            "graphs": plain(self.graphs),
+            "graph_breaks": plain(self.graph_breaks),
+            "without_graph": plain(self.without_graph),
+        }
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON text."""
@@ -145,7 +151,7 @@ class Collector:
 
     def follow(self, report: CompileReport) -> None:
         """Keep a graph's report."""
-        if self._thread in (None, threading.get_ident()):
+        if self._is_followed():
             self._graphs.append(report)
 
     def met(
@@ -155,19 +161,18 @@ class Collector:
 
         Dynamo meets a place again when it gives up on a caller and traces the function alone.
         """
-        if self._thread not in (None, threading.get_ident()):
+        if not self._is_followed():
             return
         place = capture.users_frame(stack)
-        line, reason = place.lineno or 0, first_line(message)
-        known = self._breaks.get((place.filename, line, reason))
-        self._breaks[place.filename, line, reason] = GraphBreak(
-            reason=reason,
-            file=place.filename,
-            line=line,
-            code=place.line or "",
-            message=message,
-            frame_skipped=frame_skipped or (known is not None and known.frame_skipped),
-        )
+        key = place.filename, place.lineno or 0, first_line(message)
+        known = self._breaks.get(key)
+        if known is not None and known.frame_skipped:
+            frame_skipped = True
+        file, line, reason = key
+        self._breaks[key] = GraphBreak(reason, file, line, place.line or "", message, frame_skipped)
+
+    def _is_followed(self) -> bool:
+        return self._thread in (None, threading.get_ident())
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from composer.errors import first_line
 from composer.records import Attempt, CompileReport, Reason
 from composer.telemetry.html.words import sane
+from composer.telemetry.report import attempts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,9 @@ class Trace:
 def traces(graphs: Iterable[CompileReport]) -> dict[str, Trace]:
     """Return the tracebacks by their text, the most frequent first. Equal ones are merged."""
     found: defaultdict[str, list[Attempt]] = defaultdict(list)
-    for graph in graphs:
-        for attempt in graph.attempts:
-            if attempt.traceback:
-                found[attempt.traceback].append(attempt)
+    for attempt in attempts_of(graphs):
+        if attempt.traceback:
+            found[attempt.traceback].append(attempt)
     most_frequent_first = sorted(found.values(), key=len, reverse=True)
     rows = [_trace(number, each) for number, each in enumerate(most_frequent_first, start=1)]
     return {row.text: row for row in rows}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from composer.records import EAGER, CompileReport
 from composer.telemetry.html.words import percentages, sane
+from composer.telemetry.report import attempts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +94,21 @@ class EngineFacts:
 def engines(graphs: Iterable[CompileReport]) -> tuple[EngineFacts, ...]:
     """Return engines that report facts, with the facts that are equal in all their attempts."""
     agreed: dict[str, dict[str, Any]] = {}
-    for graph in graphs:
-        for attempt in graph.attempts:
-            if attempt.engine:
-                known = agreed.get(attempt.backend, attempt.engine)
-                agreed[attempt.backend] = _common(known, attempt.engine)
-    found = [EngineFacts(name, _short_facts(agreed[name])) for name in sorted(agreed)]
+    for attempt in attempts_of(graphs):
+        if attempt.engine:
+            facts = agreed.get(attempt.backend, attempt.engine).items()
+            equal = {name: value for name, value in facts if attempt.engine.get(name) == value}
+            agreed[attempt.backend] = equal
+    found = [EngineFacts(name, tuple(_short(agreed[name]))) for name in sorted(agreed)]
     return tuple(engine for engine in found if engine.facts)
 
 
-def _common(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if others.get(name) == value}
-
-
-def _short_facts(facts: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the facts whose text is one line of at most 80 characters."""
-    texts = [(name, fact(value)) for name, value in facts.items()]
-    return tuple((name, text) for name, text in texts if len(text) <= 80 and "\n" not in text)
+def _short(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the facts whose text is one line of at most 80 characters."""
+    for name, value in facts.items():
+        text = fact(value)
+        if len(text) <= 80 and "\n" not in text:
+            yield name, text
 
 
 def fact(value: Any) -> str:
@@ -119,5 +118,5 @@ def fact(value: Any) -> str:
     if not isinstance(value, list | tuple):
         return str(value)
     texts = [fact(each) for each in value]
-    has_sentences = any(" " in text for text in texts)
+    has_sentences = " " in "".join(texts)
     return ("\n" if has_sentences else ", ").join(texts)

@@ -39,6 +39,7 @@ from composer.policy import Candidate, read_policy
 from composer.records import Attempt, CompileReport, GraphRequest, Reason, Status, plain, spelled
 from composer.system import control_flow
 from composer.system.memory import free_memory
+from composer.telemetry.report import attempts_of
 from composer.tools.bench.subject import Subject
 from composer.tools.explain import collecting, compiled_beside
 
@@ -140,7 +141,7 @@ class Standing:
 
     def of_graphs(self, graphs: Sequence[CompileReport]) -> Standing:
         """Return this standing with what the reports of its graphs say."""
-        attempts = [attempt for graph in graphs for attempt in graph.attempts]
+        attempts = list(attempts_of(graphs))
         refused = [attempt for attempt in attempts if _is_refused(attempt)]
         checks = [each.engine.get("verified", {}) for each in attempts if each.accepted]
         errors = [check["max_relative_error"] for check in checks if "max_relative_error" in check]

@@ -6,7 +6,7 @@ makes of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,15 +86,14 @@ def subject_of(made: Any, maker: str) -> Subject:
         OptionError: ``made`` has neither form.
     """
     parts = tuple(made) if isinstance(made, tuple | list) else ()
-    model: Any = parts[0] if parts else None
-    if not callable(model) or len(parts) not in (2, 3):
+    if len(parts) not in (2, 3) or not callable(parts[0]):
         raise OptionError(
             f"{maker} gave {_kind(made)}; it has to return (module, inputs) or "
             "(module, args, kwargs)"
         )
     if len(parts) == 2:
-        return _of_inputs(model, parts[1])
-    _, args, kwargs = parts
+        return _of_inputs(*parts)
+    model, args, kwargs = parts
     if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
         raise OptionError(
             f"{maker} gave {_kind(made)}; in (module, args, kwargs) args is a tuple and kwargs "
@@ -106,15 +105,14 @@ def subject_of(made: Any, maker: str) -> Subject:
 def _of_inputs(model: Model, inputs: Any) -> Subject:
     if isinstance(inputs, Mapping):
         return Subject(model, (), dict(inputs))
-    return Subject(model, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
+    if isinstance(inputs, tuple | list):
+        return Subject(model, tuple(inputs), {})
+    return Subject(model, (inputs,), {})
 
 
 def _kind(made: Any) -> str:
     """``"a tuple of Net, Tensor"``."""
     if not isinstance(made, tuple | list):
         return f"a {type(made).__name__}"
-    return f"a {type(made).__name__} of {_names(made) or 'nothing'}"
-
-
-def _names(values: Sequence[Any]) -> str:
-    return ", ".join(type(each).__name__ for each in values)
+    names = ", ".join(type(each).__name__ for each in made)
+    return f"a {type(made).__name__} of {names or 'nothing'}"
