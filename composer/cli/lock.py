@@ -80,9 +80,9 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
         return
     found = witness.locks()
     for each in witness.served():
-        for _, told in each.minority():
-            locked = difference.called(each.graph)
-            typer.echo(f"composer: {each.graph.title}: {told}; {path.name} says {locked}", err=True)
+        locked = f"{path.name} says {difference.called(each.graph)}"
+        for _, text in each.minority():
+            typer.echo(f"composer: {each.graph.title}: {text}; {locked}", err=True)
     _check_content(found)
     with fail_if_not("written", path):
         file.write(path, found, program.command)
@@ -102,8 +102,8 @@ def _compare(program: Program, path: Path, as_json: bool) -> None:
         code, stdout = program.run()
     found = difference.compare(held, witness.served())
     if as_json:
-        said = {"file": str(path), "same": not found, "differences": list(map(asdict, found))}
-        print(json.dumps(said), file=stdout)
+        result = {"file": str(path), "same": not found, "differences": list(map(asdict, found))}
+        print(json.dumps(result), file=stdout)
     else:
         print(*_lines(path, held, found), sep="\n", file=stdout)
     if code:

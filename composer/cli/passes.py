@@ -48,8 +48,8 @@ def show(name: str, as_json: Json = False) -> None:
         return
     fields = facts.pop("fields")
     typer.echo(f"{facts.pop('name')}\n\n{facts.pop('doc')}\n")
-    for what, value in facts.items():
-        typer.echo(f"{what + ':':<9} {value}")
+    for key, value in facts.items():
+        typer.echo(f"{key + ':':<9} {value}")
     for each in fields:
         default = f" = {each['default']}" if "default" in each else ""
         typer.echo(f"field:    {each['name']}: {each['type']}{default}")
@@ -60,8 +60,8 @@ def _row(name: str) -> dict[str, str]:
     try:
         found = PASSES.get(name)
     except Exception as error:  # noqa: BLE001  # another package's module may raise anything
-        says = f"cannot be imported: {class_and_text(error)}"
-        return {"name": name, "stage": "", "doc": says, "package": ""}
+        problem = f"cannot be imported: {class_and_text(error)}"
+        return {"name": name, "stage": "", "doc": problem, "package": ""}
     stage, doc = str(getattr(found, "stage", "")), first_line(_doc(found))
     return {"name": name, "stage": stage, "doc": doc, "package": _package(found)}
 

@@ -41,8 +41,8 @@ def check(file: Path) -> None:
     """
     working_directory_first()
     wrong = list(_mistakes(file))
-    for line, told in sorted(wrong):
-        typer.echo(f"{file}:{line}: {told}")
+    for line, message in sorted(wrong):
+        typer.echo(f"{file}:{line}: {message}")
     if wrong:
         raise typer.Exit(1)
     found = config.read(file)
@@ -69,8 +69,8 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
         return
     above = ("tool", "composer") if file.name == config.PROJECT_FILE else ()
     found, wrong = config.validated(table)
-    for location, told in wrong:
-        yield line_of(text, (*above, *location)), told
+    for location, message in wrong:
+        yield line_of(text, (*above, *location)), message
     if found is None:
         for location, _ in wrong:
             _remove(table, location)
@@ -82,12 +82,7 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
 def _remove(part: Any, location: Location) -> bool:
     """Remove the smallest part that holds a mistake, so that the rest can be checked.
 
-    Args:
-        part: A table or list.
-        location: The place of the mistake in it.
-
-    Returns:
-        False if there is nothing to remove, as it was removed already or is no table or list.
+    The result is false if there is nothing to remove: it is gone already, or is no table or list.
     """
     key, *inner = location
     is_list = isinstance(part, list)
@@ -151,9 +146,10 @@ def _text(value: Any) -> Any:
         return value.spelled
     if not isinstance(value, Candidate):
         return plain(value)
-    options = {"options": plain(value.options)} if value.options else {}
-    given = options | value.model_dump(exclude={"backend", "options"}, exclude_none=True)
-    return {"backend": value.name, **given} if given else value.name
+    settings = value.model_dump(exclude={"backend", "options"}, exclude_none=True)
+    if value.options:
+        settings = {"options": plain(value.options), **settings}
+    return {"backend": value.name, **settings} if settings else value.name
 
 
 @app.command()

@@ -107,8 +107,8 @@ def _heading(process: Process) -> str:
     if process == reader.UNKNOWN:
         return "== a process that its lines do not name"
     rank = "" if process.rank is None else f", rank {process.rank}"
-    told = f"process {process.pid} on {process.host}{rank}, started {process.started}"
-    return printable(f"== {told}")
+    text = f"process {process.pid} on {process.host}{rank}, started {process.started}"
+    return printable(f"== {text}")
 
 
 def _left_out(found: Readout) -> str:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
+import torch
 import typer
 
 from composer import _torch, config, session
-from composer.cli import override as overriding
 from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.cli.usage import USAGE, PolicyFile, fail, fail_on
 from composer.errors import ComposerError
 from composer.telemetry.report import Report, untried
 from composer.tools.explain import Explanation, collecting
+
+_VARIABLE = "TORCH_COMPILE_OVERRIDE_BACKENDS"
+"""torch's own debugging switch. Child processes of the program inherit it."""
+
+_EVERY_GRAPH = ">=0:composer"
+"""The switch's value that gives every graph to composer."""
 
 Script = Annotated[str, typer.Argument(help="A script's path; with -m a module's name.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="For the script.")]
@@ -47,7 +54,7 @@ def run(
 ) -> None:
     """Run a script and print composer's report; the exit code is the script's."""
     prepare(script, module, policy, telemetry)
-    asked = overriding.override() if override else None
+    asked = _override() if override else None
     collector = collecting() if breaks else contextlib.nullcontext()
     with collector as collected:
         code, stdout = finish(script, args or [], module)
@@ -61,7 +68,7 @@ def run(
     print(found, file=stdout)
     print(*_hints(found, script), sep="\n", end="", file=stdout)
     if asked is not None:
-        print(overriding.summary(asked), end="", file=stdout)
+        print(_programs_backends(asked), end="", file=stdout)
     raise typer.Exit(code)
 
 
@@ -119,3 +126,33 @@ def _hints(found: Report | Explanation, script: str) -> Iterator[str]:
     if engines := session.current().untried():
         asked = f"COMPOSER_CHAIN=auto COMPOSER_SELECT=fastest composer run {script}"
         yield f"{untried(engines, asked)}\n"
+
+
+def _override() -> dict[str, None]:
+    """Give every graph of this process, and of its child processes, to composer.
+
+    Returns:
+        The names of the backends that the program asks :func:`torch.compile` for, in the order of
+        their first use. The program fills it while it runs.
+    """
+    if not _torch.dynamo.override_backend(_EVERY_GRAPH):
+        fail(f"--override needs {_VARIABLE}, which torch {torch.__version__} does not have")
+    os.environ[_VARIABLE] = _EVERY_GRAPH
+    asked: dict[str, None] = {}
+    compile_of_torch = torch.compile
+
+    @functools.wraps(compile_of_torch)
+    def noting(*args: Any, backend: Any = "inductor", **kwargs: Any) -> Any:
+        asked[str(backend)] = None
+        return compile_of_torch(*args, backend=backend, **kwargs)
+
+    torch.compile = noting
+    return asked
+
+
+def _programs_backends(asked: dict[str, None]) -> str:
+    """The line of the report that says which backends the program had asked for."""
+    others = [name for name in asked if name != "composer"]
+    if not others:
+        return "the program itself asked for no other backend than composer\n"
+    return f"the program asked for {', '.join(others)}; --override gave its graphs to composer\n"

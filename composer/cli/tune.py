@@ -51,10 +51,11 @@ def tune(
     The exit code is 1 if a job failed, or a verdict could not be kept.
     """
     refuse_switches("would stand for every chain that is to be measured")
-    if working_dir and not ray:
-        fail("--working-dir is for the nodes of --ray; here modules are found as always", USAGE)
-    if working_dir and not working_dir.is_dir():
-        fail(f"there is no folder {str(working_dir)!r}", USAGE)
+    if working_dir:
+        if not ray:
+            fail("--working-dir is for the nodes of --ray; here modules are found as always", USAGE)
+        if not working_dir.is_dir():
+            fail(f"there is no folder {str(working_dir)!r}", USAGE)
     if not remember and (store or ray or _store()):
         fail("--no-remember keeps no verdict, so a store has no use; leave it out", USAGE)
     cache = nullcontext() if remember else nothing_remembered()

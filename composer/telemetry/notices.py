@@ -56,17 +56,15 @@ def warn_of_fallbacks(
     """
     missed = asked_by_name or report.chosen == EAGER
     for attempt in report.attempts:
-        if _is_told(attempt, missed=missed):
-            told = f"{attempt.sentence()}; graph {report.label} runs on {report.chosen}"
-            _warn_once((attempt.backend, str(attempt.reason)), told, warned)
+        if _deserves_warning(attempt, missed=missed):
+            text = f"{attempt.sentence()}; graph {report.label} runs on {report.chosen}"
+            _warn_once((attempt.backend, str(attempt.reason)), text, warned)
 
 
-def _is_told(attempt: Attempt, *, missed: bool) -> bool:
-    """Return true if the user is warned of an attempt, by the rules at the head of this module.
+def _deserves_warning(attempt: Attempt, *, missed: bool) -> bool:
+    """Return true by the rules at the head of this module.
 
-    Args:
-        attempt: The attempt.
-        missed: True if the user asked for the engine, or if no other engine serves the graph.
+    ``missed`` is true if the user asked for the engine, or if no other engine serves the graph.
     """
     if attempt.on_trial and attempt.reason is not Reason.RAISED_AT_RUNTIME:
         return False
@@ -86,8 +84,8 @@ def warn_of_passes(report: CompileReport, warned: set[tuple[str, str]]) -> None:
     """
     for each in report.passes:
         if each.error:
-            told = f"{each.error}; graph {report.label} runs without it"
-            _warn_once((each.name, each.error), told, warned)
+            text = f"{each.error}; graph {report.label} runs without it"
+            _warn_once((each.name, each.error), text, warned)
 
 
 def warn_of_environment(warned: set[tuple[str, str]]) -> None:
@@ -106,8 +104,8 @@ def warn_of_environment(warned: set[tuple[str, str]]) -> None:
             continue
         meant = nearest(name.removeprefix(_PREFIX), known, _ALIKE)
         if meant:
-            told = f"{name} is set, which nobody reads; did you mean {_PREFIX}{meant}?"
-            _warn_once((name, meant), told, warned)
+            text = f"{name} is set, which nobody reads; did you mean {_PREFIX}{meant}?"
+            _warn_once((name, meant), text, warned)
 
 
 def warn_of_mistake(mistake: str, warned: set[tuple[str, str]]) -> None:
@@ -118,8 +116,8 @@ def warn_of_mistake(mistake: str, warned: set[tuple[str, str]]) -> None:
         warned: Pairs without a further warning; the pair of ``COMPOSER_DISABLE`` is added.
     """
     if mistake:
-        told = f"{_SWITCH} is on, and a mistake is disregarded: {mistake}"
-        _warn_once((_SWITCH, ""), told, warned)
+        text = f"{_SWITCH} is on, and a mistake is disregarded: {mistake}"
+        _warn_once((_SWITCH, ""), text, warned)
 
 
 _SWITCH = "COMPOSER_DISABLE"

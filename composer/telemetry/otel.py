@@ -193,13 +193,8 @@ def _add_passes(span: Span, passes: Sequence[Mapping[str, Any]], first: int, end
     """Add an event for each pass, at the time of its end.
 
     They are events and not spans, since a pass takes only milliseconds. A record does not say when
-    the passes within a candidate ran, so their events are at the end of the compile.
-
-    Args:
-        span: The span of the compile.
-        passes: The records of the passes.
-        first: The start of the first candidate, in Unix nanoseconds.
-        end: The end of the compile, in Unix nanoseconds.
+    the passes within a candidate ran, so their events are at the end of the compile. ``first`` is
+    the start of the first candidate; times are in Unix nanoseconds.
     """
     early = [each for each in passes if each["stage"] in BEFORE_AUTOGRAD]
     at = first - sum(_nanoseconds(each["seconds"]) for each in early)

@@ -111,11 +111,11 @@ def _parsed(text: bytes) -> tuple[Process, CompileReport]:
     return _process(line.get("process")), CompileReport.from_dict(line)
 
 
-def _process(said: Any) -> Process:
-    if said is None:
+def _process(value: Any) -> Process:
+    if value is None:
         return UNKNOWN
     try:
-        return _PROCESS.validate_python(said)
+        return _PROCESS.validate_python(value)
     except ValidationError as error:
         raise RecordError(f"a process that cannot be read: {error.errors()[0]['msg']}") from None
 

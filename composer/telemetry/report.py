@@ -213,7 +213,11 @@ def _html_row(tag: str, cells: Iterable[str]) -> str:
 _Columns = tuple[tuple[str, ...], tuple[str, ...], str]
 """The headings of text columns, of number columns, and of the last column, whose text wraps."""
 _PASS_COLUMNS: _Columns = ("pass", "stage"), ("matches", "nodes", "seconds"), "error"
-_ATTEMPT_COLUMNS: _Columns = ("backend", "status", "reason"), ("seconds", "covers"), "what it said"
+_ATTEMPT_COLUMNS: _Columns = (
+    ("backend", "status", "reason"),
+    ("seconds", "covers"),
+    "what it said",
+)
 
 
 def _pass_rows(passes: Iterable[PassRecord]) -> Iterator[tuple[str, ...]]:
@@ -229,9 +233,9 @@ def _attempt_rows(attempts: Sequence[Attempt]) -> Iterator[tuple[str, ...]]:
         name = each.backend
         if candidates[name] > 1:  # the options show which is which
             name = spelled(name, each.options)
-        said = first_line(each.message) or each.error_type or _facts(each.engine)
+        message = first_line(each.message) or each.error_type or _facts(each.engine)
         numbers = (f"{each.seconds:.3f}", cell(each.coverage, ".0%"))
-        yield name, each.status, each.reason or "", *numbers, said
+        yield name, each.status, each.reason or "", *numbers, message
 
 
 def _table(columns: _Columns, rows: Iterable[tuple[str, ...]]) -> str:

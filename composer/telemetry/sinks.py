@@ -34,7 +34,7 @@ class Sinks:
 
     def __init__(self) -> None:
         self._lock = forks.lock()
-        self._asked: tuple[str, ...] | None = None
+        self._environment: tuple[str, str] | None = None
         self._found: dict[str, Any] = {}
         self._added: list[Any] = []
         self._reported: set[str] = set()
@@ -78,7 +78,7 @@ class Sinks:
         with self._lock:
             for name, sink in self._on():
                 self._close(name, sink)
-            self._found, self._asked = {}, None
+            self._found, self._environment = {}, None
 
     def _on(self) -> list[tuple[str, Any]]:
         added = ((type(sink).__qualname__, sink) for sink in self._added)
@@ -86,14 +86,15 @@ class Sinks:
 
     def _look_around(self) -> None:
         """Make the sinks that the environment asks for, if the environment has changed."""
-        asked = tuple(os.environ.get(name, "") for name in ("COMPOSER_SINKS", "COMPOSER_TELEMETRY"))
-        if asked == self._asked:
+        sinks = os.environ.get("COMPOSER_SINKS", "")
+        environment = sinks, os.environ.get("COMPOSER_TELEMETRY", "")
+        if environment == self._environment:
             return
-        named = _named(asked[0])
+        named = _named(sinks)
         for name in SINKS.names():
             with self._guarded(name):
                 self._look_for(name, named)
-        self._asked = asked  # set last, so that a mistake is an error at every compile
+        self._environment = environment  # set last, so that a mistake is an error at every compile
 
     def _look_for(self, name: str, named: frozenset[str]) -> None:
         """Make a sink if it is wanted and not on yet; close it if it is not wanted any more."""
@@ -113,9 +114,7 @@ class Sinks:
     def _guarded(self, name: str, *, raises: bool = True) -> Iterator[None]:
         """Warn once if the block, which is a step of a sink, raises.
 
-        Args:
-            name: The name of the sink.
-            raises: True if an ``OptionError``, which is a mistake of the user, is raised again.
+        With ``raises``, an ``OptionError``, which is a mistake of the user, is raised again.
         """
         try:
             yield

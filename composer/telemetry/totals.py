@@ -81,7 +81,7 @@ class _Graph:
 
 
 @dataclass(slots=True)
-class _Said:
+class _Known:
     """Facts from the records of a graph so far.
 
     Attributes:
@@ -106,14 +106,14 @@ class Totals:
         self._lock = forks.lock()
         self._past: dict[str, Total] = {}
         self._graphs: OrderedDict[int, _Graph] = OrderedDict()
-        self._said: OrderedDict[int, _Said] = OrderedDict()
+        self._known: OrderedDict[int, _Known] = OrderedDict()
 
     def follow(self, report: CompileReport) -> None:
         """Count the calls of this graph."""
         number = report.number
         with self._lock:
             self._drop(number)
-            self._said.pop(number, None)
+            self._known.pop(number, None)
             self._graphs[number] = _Graph(report.runtime, report.chosen)
             if len(self._graphs) > KEPT_GRAPHS:
                 self._drop(next(iter(self._graphs)))
@@ -124,17 +124,17 @@ class Totals:
         attempts, chosen = record["attempts"], record["chosen"]
         with self._lock:
             self._serves(number, chosen)
-            said = self._said.get(number)
-            if said is None:
-                self._said[number] = _Said(len(attempts), _raised(attempts), chosen)
-                if len(self._said) > 100 * KEPT_GRAPHS:
-                    self._said.popitem(last=False)
+            earlier = self._known.get(number)
+            if earlier is None:
+                self._known[number] = _Known(len(attempts), _raised(attempts), chosen)
+                if len(self._known) > 100 * KEPT_GRAPHS:
+                    self._known.popitem(last=False)
                 return News(first=True)
-            known, raised = said.attempts, _raised(attempts[: said.attempts]) - said.raised
-            takeover = known < len(attempts) or (raised > 0 and chosen == said.chosen)
-            said.attempts, said.chosen = len(attempts), chosen
+            known, raised = earlier.attempts, _raised(attempts[: earlier.attempts]) - earlier.raised
+            takeover = known < len(attempts) or (raised > 0 and chosen == earlier.chosen)
+            earlier.attempts, earlier.chosen = len(attempts), chosen
             if takeover:
-                said.raised = _raised(attempts)
+                earlier.raised = _raised(attempts)
         return News(False, known, raised, takeover)
 
     def _serves(self, number: int, backend: str) -> None:

@@ -10,15 +10,8 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.testing.faults import (
-    AT_CALLS,
-    GO_ON,
-    WHILE_COMPILING,
-    Fault,
-    failing_backward,
-    go_on,
-    run_honest,
-)
+from composer.testing import faults
+from composer.testing.faults import Fault
 
 
 class FakeBackend:
@@ -54,12 +47,12 @@ class FakeBackend:
         self.__name__ = name or f"fake_{self.fault or 'honest'}"
         self.compiles = 0
         self.calls = 0
-        self._strike_compile: Callable[..., Any] = go_on
-        self._strike_call: Callable[..., Any] = run_honest
-        if at is None and self.fault in WHILE_COMPILING:
-            self._strike_compile = WHILE_COMPILING[self.fault]
-        elif self.fault in AT_CALLS:
-            self._strike_call = AT_CALLS[self.fault]
+        self._strike_compile: Callable[..., Any] = faults.go_on
+        self._strike_call: Callable[..., Any] = faults.run_honest
+        if at is None and self.fault in faults.WHILE_COMPILING:
+            self._strike_compile = faults.WHILE_COMPILING[self.fault]
+        elif self.fault in faults.AT_CALLS:
+            self._strike_call = faults.AT_CALLS[self.fault]
         elif self.fault is not None:
             raise ValueError(f"{self.fault} strikes while compiling, not at a call")
 
@@ -72,11 +65,11 @@ class FakeBackend:
         """Compile, with the fault if it happens in the compile."""
         self.compiles += 1
         instead = self._strike_compile(self, gm, example_inputs)
-        if instead is not GO_ON:
+        if instead is not faults.GO_ON:
             return instead
         first_faulty = self.at or 1
         if self.fault is Fault.FAILS_IN_BACKWARD:
-            honest = failing_backward(gm, example_inputs, first_faulty)
+            honest = faults.failing_backward(gm, example_inputs, first_faulty)
         else:
             honest = _torch.dynamo.lookup_backend("aot_eager")(gm, example_inputs)
         numbers = itertools.count(1)

@@ -220,18 +220,20 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     return found.explanation
 
 
-def compiled_beside(fn: Callable[..., Any], **given: Any) -> Callable[..., Any]:
+def compiled_beside(fn: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
     """Compile a function through composer without reusing, or being reused by, other compiles.
 
     The backend is a new object, so that Dynamo finds nothing in its caches.
 
     Args:
         fn: A function or a module.
-        given: For ``torch.compile``.
+        settings: For ``torch.compile``.
     """
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
-        given["isolate_recompiles"] = True  # else (torch < 2.13) it counts towards fn's limit
-    return torch.compile(fn, backend=functools.partial(compose), **given)
+        # Without it (torch < 2.13) the compile counts towards the function's recompile limit:
+        # https://github.com/pytorch/pytorch/pull/178351
+        settings["isolate_recompiles"] = True
+    return torch.compile(fn, backend=functools.partial(compose), **settings)
 
 
 def _as_before(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -65,19 +65,19 @@ class Workload:
         try:
             signature.bind(**self.arguments)
         except TypeError as mistake:
-            what = "" if self.arguments else "; a factory is called without arguments"
-            raise OptionError(f"{str(self)!r} cannot be called: {mistake}{what}") from None
+            problem = "" if self.arguments else "; a factory is called without arguments"
+            raise OptionError(f"{str(self)!r} cannot be called: {mistake}{problem}") from None
 
     def _factory(self) -> Callable[..., Any]:
         place, _, name = self.target.rpartition(":")
         if not place or not name:
-            what = "is not of the form MODULE:FACTORY, such as models:make"
-            raise OptionError(f"{self.target!r} {what}")
+            problem = "is not of the form MODULE:FACTORY, such as models:make"
+            raise OptionError(f"{self.target!r} {problem}")
         module = _script(Path(place)) if self.is_script else _module(place)
         factory = getattr(module, name, None)
         if isinstance(factory, torch.nn.Module):
-            what = "is a model; name a function that returns (module, inputs)"
-            raise OptionError(f"{self.target!r} {what}")
+            problem = "is a model; name a function that returns (module, inputs)"
+            raise OptionError(f"{self.target!r} {problem}")
         if not callable(factory):
             functions = (each for each, value in vars(module).items() if callable(value))
             guess = did_you_mean(name, functions)

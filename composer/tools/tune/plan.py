@@ -116,8 +116,8 @@ def read_jobs(sources: list[str]) -> list[Job]:
 def _jobs_of(source: str) -> Iterator[Job]:
     if not source.endswith(".toml"):
         if ":" not in source:
-            what = "neither a plan (a .toml file) nor module:factory"
-            raise OptionError(f"{source!r} is {what}")
+            problem = "neither a plan (a .toml file) nor module:factory"
+            raise OptionError(f"{source!r} is {problem}")
         yield Job(target=source)
         return
     for entry in _plan(Path(source)).models:
