@@ -123,11 +123,7 @@ def _ranked(
 
 
 def _check_policy() -> None:
-    """Find mistakes in the policy in force before the model is made, which takes time.
-
-    Raises:
-        OptionError, UnknownNameError: there are mistakes; the error names them.
-    """
+    """Raise the mistakes in the policy in force before the model is made, which takes time."""
     config.resolve(Facts("", "", "", False, False), configured=session.current().configured)
 
 
@@ -161,7 +157,7 @@ def _chain(text: str | None) -> Sequence[Any]:
 
 def _of_toml(text: str) -> Sequence[Any]:
     """Return a list of TOML, written with or without its brackets."""
-    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    inner = text.removeprefix("[").removesuffix("]")
     try:
         return list(tomllib.loads(f"chain = [{inner}]")["chain"])
     except tomllib.TOMLDecodeError as error:

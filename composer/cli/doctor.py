@@ -93,13 +93,15 @@ def doctor(engine: Engine = "", as_json: Json = False) -> None:
     notes = [*distribution.outside_verified(), *_torch.names.off(look=True)]
     if conflict := distribution.conflict():
         notes.insert(0, conflict)
-    is_broken = any(_is_broken(row, is_asked_for) for row in rows if row.engine in expected)
+    broken = [row for row in rows if row.engine in expected and not row.works]
+    if not is_asked_for:
+        broken = [row for row in broken if row.reason not in _ABSENT]
     if as_json:
         facts = {"python": platform.python_version(), "torch": torch.__version__, "chain": chain}
         typer.echo(json.dumps({**facts, "engines": [*map(asdict, rows)], "notes": notes}, indent=2))
     else:
         _print(rows, chain, notes)
-    if is_broken:
+    if broken:
         raise typer.Exit(1)
 
 
@@ -157,13 +159,6 @@ def _attempts(name: str, request: GraphRequest) -> Mapping[str, Mapping[str, Any
         status, reason = classify(error)
         refused = {"status": status, "reason": reason, "message": text_of(error)}
         return {"inference": refused, "training": refused}
-
-
-def _is_broken(row: _Row, is_asked_for: bool) -> bool:
-    """Return True if the engine should work and does not."""
-    if row.works:
-        return False
-    return is_asked_for or row.reason not in _ABSENT
 
 
 def _install(name: str, reason: str, message: str) -> str:

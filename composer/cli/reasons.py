@@ -26,27 +26,16 @@ def reasons(
     if code and code not in list(Reason):
         close = did_you_mean(code, map(str, Reason))
         fail(f"unknown reason {code!r}{close}", USAGE)
-    if code:
-        _print_one(code, as_json)
+    if as_json:
+        rows = {each: {"code": each.value, **asdict(explained(each))} for each in Reason}
+        shown = rows[Reason(code)] if code else list(rows.values())
+        typer.echo(json.dumps(shown, indent=2))
+    elif code:
+        each = explained(Reason(code))
+        text = f"**Means.** {each.means}\n\n**See more.** {each.see_more}\n\n**Do.** {each.do}"
+        Console().print(Markdown(f"# {code}\n\n{text}"))
     else:
-        _print_all(as_json)
-
-
-def _print_one(code: str, as_json: bool) -> None:
-    each = explained(Reason(code))
-    if as_json:
-        typer.echo(json.dumps({"code": code, **asdict(each)}, indent=2))
-        return
-    text = f"**Means.** {each.means}\n\n**See more.** {each.see_more}\n\n**Do.** {each.do}"
-    Console().print(Markdown(f"# {code}\n\n{text}"))
-
-
-def _print_all(as_json: bool) -> None:
-    if as_json:
-        rows = [{"code": reason.value, **asdict(explained(reason))} for reason in Reason]
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    table = Table("code", "what it means")
-    for reason in Reason:
-        table.add_row(reason.value, escape(explained(reason).summary))
-    Console().print(table)
+        table = Table("code", "what it means")
+        for reason in Reason:
+            table.add_row(reason.value, escape(explained(reason).summary))
+        Console().print(table)

@@ -131,9 +131,8 @@ def _hints(found: Report | Explanation, script: str) -> Iterator[str]:
 def _override() -> dict[str, None]:
     """Give every graph of this process, and of its child processes, to composer.
 
-    Returns:
-        The names of the backends that the program asks :func:`torch.compile` for, in the order of
-        their first use. The program fills it while it runs.
+    The result is filled while the program runs: the backends that it asks :func:`torch.compile`
+    for, in the order of their first use.
     """
     if not _torch.dynamo.override_backend(_EVERY_GRAPH):
         fail(f"--override needs {_VARIABLE}, which torch {torch.__version__} does not have")

@@ -66,8 +66,10 @@ def _run_file(file: Path) -> None:
 
 def _exit_code(ending: SystemExit) -> int:
     """Return the exit code as Python does: ``None`` is 0; anything but a number is printed."""
-    if ending.code is None or isinstance(ending.code, int):
-        return ending.code or 0
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code
     sys.stderr.write(f"{ending.code}\n")
     return 1
 

@@ -29,11 +29,8 @@ _FOLLOWED = 1_000
 class _Graph:
     """A graph whose counters are written again when the sink is closed.
 
-    Attributes:
-        runtime: The live counters.
-        file: The file of its last record.
-        record: Its last record; empty before the first one.
-        written: The counters that are in the file.
+    ``runtime`` are the live counters, and ``written`` those in ``file``, the file of its last
+    record. ``record`` is empty before the first record.
     """
 
     runtime: Runtime

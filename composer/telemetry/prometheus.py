@@ -105,24 +105,19 @@ class _Series:
         yield from _runtime(self.totals.read())
 
 
+_RUNTIME = {
+    "calls": "Calls of compiled graphs.",
+    "fallbacks": "Calls that the eager fallback answered for the engine.",
+    "seconds": "Host time within the calls of compiled graphs, estimated from a sample of them.",
+}
+"""The description of each series that is made at a scrape, by the field of :class:`Total`."""
+
+
 def _runtime(totals: Mapping[str, Total]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily
 
-    calls = CounterMetricFamily(
-        "composer_runtime_calls", "Calls of compiled graphs.", labels=["backend"]
-    )
-    fallbacks = CounterMetricFamily(
-        "composer_runtime_fallbacks",
-        "Calls that the eager fallback answered for the engine.",
-        labels=["backend"],
-    )
-    seconds = CounterMetricFamily(
-        "composer_runtime_seconds",
-        "Host time within the calls of compiled graphs, estimated from a sample of them.",
-        labels=["backend"],
-    )
-    for backend, total in totals.items():
-        calls.add_metric([backend], total.calls)
-        fallbacks.add_metric([backend], total.fallbacks)
-        seconds.add_metric([backend], total.seconds)
-    yield from (calls, fallbacks, seconds)
+    for field, description in _RUNTIME.items():
+        family = CounterMetricFamily(f"composer_runtime_{field}", description, labels=["backend"])
+        for backend, total in totals.items():
+            family.add_metric([backend], getattr(total, field))
+        yield family

@@ -84,10 +84,8 @@ class _Graph:
 class _Known:
     """Facts from the records of a graph so far.
 
-    Attributes:
-        attempts: The number of attempts.
-        raised: The number of engines that raised at run time.
-        chosen: The engine that serves the graph.
+    ``attempts`` and ``raised`` are the numbers of its attempts, and of engines that raised at run
+    time; ``chosen`` is the engine that serves it.
     """
 
     attempts: int

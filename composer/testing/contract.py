@@ -104,13 +104,13 @@ def check_backend(
     """
     (entry,) = Policy(chain=(candidate,)).chain
     if fn is None:
-        given = [program for name, program in programs() if name in _PROGRAMS]
+        tried = [program for name, program in programs() if name in _PROGRAMS]
     else:
-        given = [Program(fn, args, kwargs or {})]
+        tried = [Program(fn, args, kwargs or {})]
     trial = _Trial(entry, tolerance or _TOLERANCE)
     try:
-        if trial.survives(given[0]):
-            trial.here(given)
+        if trial.survives(tried[0]):
+            trial.here(tried)
     finally:
         torch.compiler.reset()
     return trial.verdict()
@@ -129,14 +129,13 @@ class _Trial:
     def survives(self, program: Program) -> bool:
         """Build and run in a child process; return True if it is safe to go on in this one."""
         timeout = self._entry.timeout or _CHILD_SECONDS
-        child = self._entry.model_copy(update={"isolate": True, "timeout": timeout})
         with torch.no_grad():
-            refused = self._try("process", [program], child)
+            refused = self._try("process", [program], isolate=True, timeout=timeout)
         return refused is None or not _PERILS & {refused.status, refused.reason}
 
-    def here(self, given: Sequence[Program]) -> None:
+    def here(self, tried: Sequence[Program]) -> None:
         """Try the programs in this process: without grad, with dynamic sizes, in training."""
-        for program in given:
+        for program in tried:
             with torch.no_grad():
                 other = program.changed(lambda value: value * 0.5 + 0.25)
                 if self._try("builds", [program, other]) is not None:
@@ -146,16 +145,12 @@ class _Trial:
                     self._try("dynamic", [program, grown], dynamic=True)
             self._try("training", [program.training()])
         if self._graphs:
-            self._refuses_unknown_options(given[0])
+            self._refuses_unknown_options(tried[0])
         elif not self._broken:
             self._broken["serves"] = "; ".join(self._declined)
 
     def verdict(self) -> BackendCheck:
-        """Return the result of the check.
-
-        Raises:
-            BackendCheckError: rules are broken.
-        """
+        """Return the result of the check, or raise an error that names the broken rules."""
         name, broken = self._entry.name, self._broken
         if len(broken) > 1 and not self._graphs:
             broken.pop("process", None)  # it fails there for what it fails for here
@@ -164,23 +159,17 @@ class _Trial:
         return BackendCheck(name, self._graphs, tuple(dict.fromkeys(self._declined)))
 
     def _try(
-        self,
-        rule: str,
-        given: Sequence[Program],
-        entry: Candidate | None = None,
-        *,
-        dynamic: bool | None = None,
+        self, rule: str, inputs: Sequence[Program], dynamic: bool | None = None, **settings: Any
     ) -> Attempt | None:
         """Compile one function, run it on inputs in turn, and compare with eager.
 
-        Returns:
-            The attempt, if it was not accepted; else ``None``.
+        The result is the attempt, if it was not accepted.
         """
-        wanted = [each.run() for each in given]
+        wanted = [each.run() for each in inputs]
         try:
             with expect() as reports:
-                run = self._compiled(given[0], entry or self._entry, dynamic)
-                got = [each.run(lambda _: run) for each in given]
+                run = self._compiled(inputs[0], dynamic, **settings)
+                got = [each.run(lambda _: run) for each in inputs]
         except BaseException as error:  # noqa: BLE001  # becomes the rule that was broken
             control_flow.pass_on(error)
             return self._note(rule, error)
@@ -192,8 +181,9 @@ class _Trial:
                 self._broken.setdefault(broken, f"{off}, {_WHERE[rule]}")
         return None
 
-    def _compiled(self, program: Program, entry: Candidate, dynamic: bool | None) -> Any:
-        options = {**_ALONE, "chain": [entry]}
+    def _compiled(self, program: Program, dynamic: bool | None = None, **settings: Any) -> Any:
+        """Compile a program with the engine alone, with other settings of the candidate."""
+        options = {**_ALONE, "chain": [self._entry.model_copy(update=settings)]}
         torch.compiler.reset()
         return torch.compile(program.fn, backend="composer", options=options, dynamic=dynamic)
 
@@ -219,8 +209,7 @@ class _Trial:
         return attempt
 
     def _refuses_unknown_options(self, program: Program) -> None:
-        given = {**self._entry.options, _UNKNOWN: 1}
-        run = self._compiled(program, self._entry.model_copy(update={"options": given}), None)
+        run = self._compiled(program, options={**self._entry.options, _UNKNOWN: 1})
         try:
             with torch.no_grad():
                 program.run(lambda _: run)

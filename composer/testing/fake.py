@@ -47,7 +47,7 @@ class FakeBackend:
         self.__name__ = name or f"fake_{self.fault or 'honest'}"
         self.compiles = 0
         self.calls = 0
-        self._strike_compile: Callable[..., Any] = faults.go_on
+        self._strike_compile: Callable[..., Any] = lambda *_: faults.GO_ON
         self._strike_call: Callable[..., Any] = faults.run_honest
         if at is None and self.fault in faults.WHILE_COMPILING:
             self._strike_compile = faults.WHILE_COMPILING[self.fault]

@@ -62,11 +62,6 @@ GO_ON = object()
 """Returned by a fault in the compile after which the compile goes on."""
 
 
-def go_on(*_: Any) -> Any:
-    """Do nothing in the compile."""
-    return GO_ON
-
-
 def _raise(backend: Struck, *_: Any) -> Any:
     raise RuntimeError(f"{backend.__name__} was made to raise")
 

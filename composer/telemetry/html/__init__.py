@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def render(recordings: Sequence[Recording], means: Callable[[Reason], str] | None = None) -> str:
+def render(recordings: Sequence[Recording], means: Callable[[Reason], str] = lambda _: "") -> str:
     """Render recordings as an HTML page in one file.
 
     Args:
@@ -43,7 +43,7 @@ def render(recordings: Sequence[Recording], means: Callable[[Reason], str] | Non
     # A file of records can contain half of a surrogate pair, which UTF-8 cannot encode.
     page = environment.get_template("report.html.j2").render(
         _parts(recordings),
-        means=means or (lambda _: ""),
+        means=means,
         script_hash=f"sha256-{digest}",
     )
     return page.encode("utf-8", "replace").decode("utf-8")

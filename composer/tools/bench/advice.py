@@ -17,6 +17,9 @@ from composer.errors import first_line
 from composer.records import printable
 from composer.tools.bench.ranking import EAGER, Ranking, Standing
 
+_HAS_TO_BE_NAMED = "COMPOSER_CONFIG or composer.configure has to name this file"
+"""composer.config refuses some settings in a file that it only found."""
+
 
 def obstacle(ranking: Ranking) -> str:
     """Return why no policy follows: no engine with right numbers was measured. Empty if one was."""
@@ -64,10 +67,7 @@ def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -
     head = f": {measured}" if measured else ""
     lines = [f"Measured by `composer bench`{head}.", *_comments(ranking)]
     for setting in config.for_the_user_to_say(config.read(policy), Path.cwd()):
-        # composer.config refuses such a setting in a file that it only found.
-        lines.append(
-            f"COMPOSER_CONFIG or composer.configure has to name this file: it would {setting}."
-        )
+        lines.append(f"{_HAS_TO_BE_NAMED}: it would {setting}.")
     comments = "".join(f"# {printable(line)}\n" for line in lines)
     text = f"{comments}{tomli_w.dumps(policy)}"
     written = config.read(tomllib.loads(text))

@@ -58,18 +58,11 @@ TOO_FEW_ROUNDS = (
 
 ModelCall = Callable[..., tuple[Any, ...]]
 
-_ALONE: dict[str, Any] = {
-    "verify": "compile",
-    "locked": False,
-    "select": {"by": "first", "background": False},
-    "on_runtime_error": "raise",  # else eager would be timed in place of the engine
-}
-_WHOLE: dict[str, Any] = {
-    "verify": "compile",
-    "locked": False,
-    "select": {"by": "fastest", "background": False},
-}
-"""The settings of composer with the whole chain; ``_ALONE`` are those of one candidate."""
+_SETTINGS: dict[str, Any] = {"verify": "compile", "locked": False}
+_WHOLE = _SETTINGS | {"select": {"by": "fastest", "background": False}}
+_ALONE = _SETTINGS | {"select": {"by": "first", "background": False}, "on_runtime_error": "raise"}
+"""The settings of one candidate, in place of which eager must not be timed; ``_WHOLE`` are those of
+composer with the whole chain."""
 
 _WRONG = {
     *(Reason.OUTPUT_MISMATCH, Reason.MUTATED_INPUTS),
@@ -333,7 +326,7 @@ def _refuse_writes(subject: Subject, request: GraphRequest) -> None:
     before = [each._version for each in tensors]
     buffers = clones.Buffers(request)
     try:
-        subject.call()
+        subject.call(subject.model)
     finally:
         buffers.restore()
     if before != [each._version for each in tensors]:
@@ -375,10 +368,7 @@ def _compiled(
 
 
 def _error_of_call(subject: Subject, compiled: Callable[..., Any]) -> str:
-    """Call the compiled model; return the error in one line, or an empty string.
-
-    A mistake of the user is raised.
-    """
+    """Call the compiled model; return its error in one line, but raise a mistake of the user."""
     try:
         subject.call(compiled)
     except BaseException as raised:  # noqa: BLE001  # recorded: this way to run the model failed

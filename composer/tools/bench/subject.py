@@ -35,9 +35,9 @@ class Subject:
         named = type(self.model) if isinstance(self.model, torch.nn.Module) else self.model
         return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__qualname__)}"
 
-    def call(self, model: Model | None = None) -> Any:
-        """Call the model, or another callable in its place."""
-        return (self.model if model is None else model)(*self.args, **self.kwargs)
+    def call(self, model: Model) -> Any:
+        """Call the model, or its compiled form, with the arguments."""
+        return model(*self.args, **self.kwargs)
 
     def flat(self, model: Model) -> Callable[..., tuple[Any, ...]]:
         """Return the model as a function from flat inputs to flat outputs."""

@@ -170,7 +170,8 @@ def test_factory_gives_a_model_and_its_inputs(made: Any, monkeypatch: pytest.Mon
     """As a tensor, a tuple, a mapping, or both of the latter."""
     net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
     monkeypatch.setattr(sys.modules[__name__], "factory", lambda: made(net, x), raising=False)
-    assert torch.equal(Workload(f"{__name__}:factory").build().call(), net(x))
+    subject = Workload(f"{__name__}:factory").build()
+    assert torch.equal(subject.call(subject.model), net(x))
 
 
 @pytest.mark.parametrize(
