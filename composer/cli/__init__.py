@@ -72,13 +72,13 @@ class _Commands(TyperGroup):
 def command(name: str) -> TyperCommand:
     """A command, imported."""
     module, attribute = COMMANDS[name][0].split(":")
-    found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    function = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     alone = typer.Typer(callback=lambda: None, add_completion=False)
-    if isinstance(found, typer.Typer):
-        alone.add_typer(found, name=name)
+    if isinstance(function, typer.Typer):
+        alone.add_typer(function, name=name)
     else:  # whatever stands behind a script is the script's own
         settings = {"allow_interspersed_args": False} if name in _RUN_SCRIPTS else None
-        alone.command(name, context_settings=settings)(found)
+        alone.command(name, context_settings=settings)(function)
     group = cast("TyperGroup", typer.main.get_command(alone))
     return cast("TyperCommand", group.commands[name])
 

@@ -78,18 +78,18 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
         fail(f"the script ended with exit code {code}; {path.name} is as it was")
     if Process.here().rank:  # if several ranks run the script, only rank 0 writes
         return
-    found = witness.locks()
+    content = witness.locks()
     for each in witness.served():
         locked = f"{path.name} says {difference.called(each.graph)}"
         for _, text in each.minority():
             typer.echo(f"composer: {each.graph.title}: {text}; {locked}", err=True)
-    _check_content(found)
+    _check_content(content)
     with fail_if_not("written", path):
-        file.write(path, found, program.command)
+        file.write(path, content, program.command)
     if as_json:
-        print(json.dumps({"file": str(path), **found.model_dump()}), file=stdout)
+        print(json.dumps({"file": str(path), **content.model_dump()}), file=stdout)
         return
-    print(f"{path}: {_summary(found)}", file=stdout)
+    print(f"{path}: {_summary(content)}", file=stdout)
     if path != asked_for:
         print(f"(a policy with locked = true would look for {asked_for})", file=stdout)
 
@@ -97,18 +97,19 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
 def _compare(program: Program, path: Path, as_json: bool) -> None:
     """Run the program and print its differences from the lock; exit with 1 if there are any."""
     with fail_on(LockError):
-        held = file.read(path)
-    with watching(held) as witness:
+        expected = file.read(path)
+    with watching(expected) as witness:
         code, stdout = program.run()
-    found = difference.compare(held, witness.served())
+    differences = difference.compare(expected, witness.served())
     if as_json:
-        result = {"file": str(path), "same": not found, "differences": list(map(asdict, found))}
+        plain = [asdict(each) for each in differences]
+        result = {"file": str(path), "same": not differences, "differences": plain}
         print(json.dumps(result), file=stdout)
     else:
-        print(*_lines(path, held, found), sep="\n", file=stdout)
+        print(*_lines(path, expected, differences), sep="\n", file=stdout)
     if code:
         fail(f"the script ended with exit code {code}")
-    raise typer.Exit(int(bool(found)))
+    raise typer.Exit(int(bool(differences)))
 
 
 def _check_place(path: Path) -> None:
@@ -121,11 +122,11 @@ def _check_place(path: Path) -> None:
         fail(f"{str(path)!r} was not written by composer; remove it, or give another --lock", USAGE)
 
 
-def _check_content(found: Lock) -> None:
+def _check_content(content: Lock) -> None:
     """Refuse to write a lock that could not be followed."""
-    if not found.graphs:
+    if not content.graphs:
         fail("nothing was compiled through composer, so there is nothing to lock")
-    for each in found.graphs:
+    for each in content.graphs:
         if not each.engine:
             fail(f"{each.title} is served by nobody: its compile ended in an error")
 
@@ -136,7 +137,8 @@ def _summary(held: Lock) -> str:
     return f"{counted(len(held.graphs), 'graph')}, served by: {served}"
 
 
-def _lines(path: Path, held: Lock, found: Sequence[Difference]) -> Sequence[str]:
-    if not found:
+def _lines(path: Path, held: Lock, differences: Sequence[Difference]) -> Sequence[str]:
+    if not differences:
         return [f"{path}: {_summary(held)}; all as it says"]
-    return [f"{path}: {counted(len(found), 'difference')}", *(f"  {each}" for each in found)]
+    heading = f"{path}: {counted(len(differences), 'difference')}"
+    return [heading, *(f"  {each}" for each in differences)]

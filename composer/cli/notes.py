@@ -37,17 +37,17 @@ _NEEDS = {
 """For a key of a field's table: the other key, and its values with which the first has effect."""
 
 
-def notes(found: PolicyBook) -> Iterator[str]:
+def notes(book: PolicyBook) -> Iterator[str]:
     """Yield a sentence for each setting without effect, and for each name unknown here."""
-    for name in found.backends:
+    for name in book.backends:
         yield from _of_engine(f"backends.{name}", name)
-    if found.cache.store:
+    if book.cache.store:
         try:
-            SharedStore(found.cache.store).check()
+            SharedStore(book.cache.store).check()
         except OptionError as trouble:
             yield f"cache: {trouble}"
-    tables = (found.defaults, *found.models)
-    names = ["defaults", *(f"models[{index}]" for index in range(len(found.models)))]
+    tables = (book.defaults, *book.models)
+    names = ["defaults", *(f"models[{index}]" for index in range(len(book.models)))]
     for where, policy in zip(names, tables, strict=True):
         yield from _of_policy(where, policy)
     for where, policy in zip(names, tables, strict=True):

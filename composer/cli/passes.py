@@ -58,25 +58,25 @@ def show(name: str, as_json: Json = False) -> None:
 def _row(name: str) -> dict[str, str]:
     """Return a pass's row; for a pass that cannot be imported, the row says why."""
     try:
-        found = PASSES.get(name)
+        graph_pass = PASSES.get(name)
     except Exception as error:  # noqa: BLE001  # another package's module may raise anything
         problem = f"cannot be imported: {class_and_text(error)}"
         return {"name": name, "stage": "", "doc": problem, "package": ""}
-    stage, doc = str(getattr(found, "stage", "")), first_line(_doc(found))
-    return {"name": name, "stage": stage, "doc": doc, "package": _package(found)}
+    stage, doc = str(getattr(graph_pass, "stage", "")), first_line(_doc(graph_pass))
+    return {"name": name, "stage": stage, "doc": doc, "package": _package(graph_pass)}
 
 
 def _facts(name: str) -> dict[str, Any]:
-    found = look_up(name)
-    is_pass = isinstance(found, type) and issubclass(found, GraphPass)
-    fields = [_field(each) for each in fields_of(found)] if is_pass else []
+    graph_pass = look_up(name)
+    is_pass = isinstance(graph_pass, type) and issubclass(graph_pass, GraphPass)
+    fields = [_field(each) for each in fields_of(graph_pass)] if is_pass else []
     return {
         "name": name,
-        "doc": _doc(found),
-        "stage": str(getattr(found, "stage", "")),
-        "package": _package(found),
-        "uuid": _uuid(found),
-        "source": _source(found),
+        "doc": _doc(graph_pass),
+        "stage": str(getattr(graph_pass, "stage", "")),
+        "package": _package(graph_pass),
+        "uuid": _uuid(graph_pass),
+        "source": _source(graph_pass),
         "fields": fields,
     }
 
@@ -91,28 +91,28 @@ def _field(each: dataclasses.Field[Any]) -> dict[str, str]:
     return described
 
 
-def _doc(found: Any) -> str:
+def _doc(graph_pass: Any) -> str:
     """Return the pass's own docstring, not that of a base class."""
-    own = found.__dict__.get("__doc__") if isinstance(found, type) else found.__doc__
+    own = graph_pass.__dict__.get("__doc__") if isinstance(graph_pass, type) else graph_pass.__doc__
     return inspect.cleandoc(own or "")
 
 
-def _package(found: Any) -> str:
+def _package(graph_pass: Any) -> str:
     """Return the distribution of a pass; if there is none, its top-level module."""
-    top = str(getattr(found, "__module__", "")).partition(".")[0]
+    top = str(getattr(graph_pass, "__module__", "")).partition(".")[0]
     return ", ".join(sorted(set(packages_distributions().get(top, [top]))))
 
 
-def _uuid(found: Any) -> str:
+def _uuid(graph_pass: Any) -> str:
     """Return the uuid with default parameters; empty if a parameter has no default."""
     try:
-        return found().uuid() or ""
+        return graph_pass().uuid() or ""
     except Exception:  # noqa: BLE001  # it takes parameters, or is no class
         return ""
 
 
-def _source(found: Any) -> str:
+def _source(graph_pass: Any) -> str:
     try:
-        return inspect.getsourcefile(found) or ""
+        return inspect.getsourcefile(graph_pass) or ""
     except TypeError:
         return ""

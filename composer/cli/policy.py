@@ -45,11 +45,11 @@ def check(file: Path) -> None:
         typer.echo(f"{file}:{line}: {message}")
     if wrong:
         raise typer.Exit(1)
-    found = config.read(file)
-    typer.echo(f"{file}: defaults and {counted(len(found.models), 'rule')}, nothing wrong")
-    for each in config.for_the_user_to_say(found, file.absolute().parent):
+    book = config.read(file)
+    typer.echo(f"{file}: defaults and {counted(len(book.models), 'rule')}, nothing wrong")
+    for each in config.for_the_user_to_say(book, file.absolute().parent):
         typer.echo(f"{file}: {_TO_BE_NAMED}, since it would {each}")
-    for each in notes(found):
+    for each in notes(book):
         typer.echo(f"{file}: {each}")
 
 
@@ -68,14 +68,14 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
         yield 1, str(error)
         return
     above = ("tool", "composer") if file.name == config.PROJECT_FILE else ()
-    found, wrong = config.validated(table)
+    book, wrong = config.validated(table)
     for location, message in wrong:
         yield line_of(text, (*above, *location)), message
-    if found is None:
+    if book is None:
         for location, _ in wrong:
             _remove(table, location)
-        found, _ = config.validated(table)
-    for location, mistake in mistakes(found or config.PolicyBook(), imports=True):
+        book, _ = config.validated(table)
+    for location, mistake in mistakes(book or config.PolicyBook(), imports=True):
         yield line_of(text, (*above, *location)), str(mistake)
 
 
@@ -121,9 +121,9 @@ def show(
         names = ("field", "value", "from")
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
         return
-    found = config.file_in_force(None)
+    in_force = config.file_in_force(None)
     nowhere = "no policy file: COMPOSER_CONFIG names none, and none lies in this folder"
-    typer.echo(f"policy file: {found}" if found else nowhere)
+    typer.echo(f"policy file: {in_force}" if in_force else nowhere)
     table = Table("field", "value", "from")
     for name, value, origin in rows:
         table.add_row(name, value if isinstance(value, str) else json.dumps(value), origin)

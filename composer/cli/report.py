@@ -35,14 +35,14 @@ def report(
     """Say which engine ran each graph of a run, from the files that its processes wrote."""
     if page is not None:
         _check_page(page, files, force, as_json)
-    found = _read(files)
-    recordings = [_newest(each, last) for each in found.recordings]
+    readout = _read(files)
+    recordings = [_newest(each, last) for each in readout.recordings]
     if page is not None:
         _write(page, html.render(recordings, means=lambda reason: explained(reason).summary))
     elif as_json:
-        typer.echo(json.dumps(_plain(recordings, found), indent=2))
+        typer.echo(json.dumps(_plain(recordings, readout), indent=2))
     else:
-        typer.echo("\n".join(_lines(recordings, found)))
+        typer.echo("\n".join(_lines(recordings, readout)))
 
 
 def _check_page(page: Path, files: Sequence[Path], force: bool, as_json: bool) -> None:
@@ -68,12 +68,12 @@ def _is_same(page: Path, file: Path) -> bool:
 
 def _read(files: list[Path]) -> Readout:
     try:
-        found = reader.read(files)
+        readout = reader.read(files)
     except OSError as error:
         fail(f"{str(error.filename)!r} cannot be read: {error.strerror}", USAGE)
-    if not found.recordings:
-        fail(f"no record in {', '.join(map(str, files))}; {_left_out(found)}")
-    return found
+    if not readout.recordings:
+        fail(f"no record in {', '.join(map(str, files))}; {_left_out(readout)}")
+    return readout
 
 
 def _write(page: Path, text: str) -> None:
@@ -88,19 +88,19 @@ def _newest(recording: Recording, last: int | None) -> Recording:
     return replace(recording, report=Report(recording.report.graphs[-last:]))
 
 
-def _plain(recordings: list[Recording], found: Readout) -> dict[str, object]:
+def _plain(recordings: list[Recording], readout: Readout) -> dict[str, object]:
     processes = [{"process": asdict(r.process), **r.report.to_dict()} for r in recordings]
-    faults = [asdict(fault) for fault in found.faults]
-    return {"processes": processes, "left_out": found.left_out, "faults": faults}
+    faults = [asdict(fault) for fault in readout.faults]
+    return {"processes": processes, "left_out": readout.left_out, "faults": faults}
 
 
-def _lines(recordings: list[Recording], found: Readout) -> Iterator[str]:
+def _lines(recordings: list[Recording], readout: Readout) -> Iterator[str]:
     for each in recordings:
         if len(recordings) > 1:
             yield _heading(each.process)
         yield f"{each.report}\n"
-    if found.left_out:
-        yield _left_out(found)
+    if readout.left_out:
+        yield _left_out(readout)
 
 
 def _heading(process: Process) -> str:
@@ -111,9 +111,9 @@ def _heading(process: Process) -> str:
     return printable(f"== {text}")
 
 
-def _left_out(found: Readout) -> str:
-    if not found.left_out:
+def _left_out(readout: Readout) -> str:
+    if not readout.left_out:
         return "no line at all"
-    first = found.faults[0]
+    first = readout.faults[0]
     place = f"{first.file}:{first.line}: {first.why}"
-    return printable(f"{counted(found.left_out, 'line')} left out, the first: {place}")
+    return printable(f"{counted(readout.left_out, 'line')} left out, the first: {place}")

@@ -59,14 +59,14 @@ def run(
     with collector as collected:
         code, stdout = finish(script, args or [], module)
         # The engines that were not tried are named by _hints.
-        found: Report | Explanation = dataclasses.replace(session.report(), untried=())
+        report: Report | Explanation = dataclasses.replace(session.report(), untried=())
         if collected is not None:
-            found = collected.explanation
+            report = collected.explanation
     if as_json:
-        print(found.to_json(), file=stdout)
+        print(report.to_json(), file=stdout)
         raise typer.Exit(code)
-    print(found, file=stdout)
-    print(*_hints(found, script), sep="\n", end="", file=stdout)
+    print(report, file=stdout)
+    print(*_hints(report, script), sep="\n", end="", file=stdout)
     if asked is not None:
         print(_programs_backends(asked), end="", file=stdout)
     raise typer.Exit(code)
@@ -119,9 +119,9 @@ def _is_open(stream: TextIO) -> bool:
     return True
 
 
-def _hints(found: Report | Explanation, script: str) -> Iterator[str]:
+def _hints(report: Report | Explanation, script: str) -> Iterator[str]:
     """Yield hints for somebody who reads the report for the first time."""
-    if not found.graphs and _torch.dynamo.captured_graphs():
+    if not report.graphs and _torch.dynamo.captured_graphs():
         yield 'torch.compile was used, and not with backend="composer"\n'
     if engines := session.current().untried():
         asked = f"COMPOSER_CHAIN=auto COMPOSER_SELECT=fastest composer run {script}"

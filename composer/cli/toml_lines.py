@@ -37,9 +37,9 @@ def line_of(text: str, location: Location) -> int:
 
 def line_of_error(error: tomllib.TOMLDecodeError, text: str) -> int:
     """Return the line (from 1) of a syntax error in a TOML file."""
-    found = re.search(r"at line (\d+)", str(error))
-    if found:
-        return int(found[1])
+    match = re.search(r"at line (\d+)", str(error))
+    if match:
+        return int(match[1])
     return max(len(text.splitlines()), 1)
 
 
@@ -74,10 +74,10 @@ def _entries(text: str) -> Iterator[tuple[Location, int]]:
 
 def _keys(line: str) -> tuple[str, ...]:
     """Return the keys of a line such as ``a."b.c" = 0``."""
-    found: Any = tomllib.loads(line)
+    table: Any = tomllib.loads(line)
     keys = []
-    while isinstance(found, dict):
-        ((key, found),) = found.items()
+    while isinstance(table, dict):
+        ((key, table),) = table.items()
         keys.append(key)
     return tuple(keys)
 

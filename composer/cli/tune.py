@@ -80,11 +80,11 @@ def tune(
 
 def _environment(policy: Path | None, store: str) -> dict[str, str]:
     """Return the environment variables for the processes of the jobs, wherever they run."""
-    found = {"COMPOSER_VERDICT_STORE": store} if store else {}
+    environment = {"COMPOSER_VERDICT_STORE": store} if store else {}
     if policy is not None:
         config.read(policy)
-        found["COMPOSER_CONFIG"] = str(policy.absolute())
-    return found
+        environment["COMPOSER_CONFIG"] = str(policy.absolute())
+    return environment
 
 
 def _store() -> str | None:

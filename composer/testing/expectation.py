@@ -82,9 +82,9 @@ def expect(
     counts = _counts(seen)
     mistakes = []
     for name, number in wanted.items():
-        found = counts.get(name, 0)
-        if number not in (None, found):
-            mistakes.append(f"{name}: expected {number}, saw {found}")
+        count = counts.get(name, 0)
+        if number not in (None, count):
+            mistakes.append(f"{name}: expected {number}, saw {count}")
     if mistakes:
         raise AssertionError("; ".join((*mistakes, *_refusals(seen))))
 

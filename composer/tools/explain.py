@@ -112,9 +112,9 @@ class Explanation:
         for each in self.graph_breaks:
             yield f"graph break  {each}"
         places = {(each.file, each.line) for each in self.graph_breaks}
-        for found in self.without_graph:
-            if (found.file, found.line) not in places:
-                yield f"no graph of {found}"
+        for case in self.without_graph:
+            if (case.file, case.line) not in places:
+                yield f"no graph of {case}"
 
 
 def _left_to_torch(graph: CompileReport) -> Iterator[str]:
@@ -182,13 +182,13 @@ def collecting(thread: int | None = None) -> Iterator[Collector]:
     Args:
         thread: Only what this thread compiles; by default all threads.
     """
-    found = Collector(thread)
-    session.add_sink(found)
+    collector = Collector(thread)
+    session.add_sink(collector)
     try:
-        with _torch.breaks.graph_breaks_to(found.met):
-            yield found
+        with _torch.breaks.graph_breaks_to(collector.met):
+            yield collector
     finally:
-        session.remove_sink(found)
+        session.remove_sink(collector)
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
@@ -211,13 +211,13 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """
     compiled = _as_before(fn)
     _torch.breaks.forget_given_up()
-    with collecting(threading.get_ident()) as found:
+    with collecting(threading.get_ident()) as collector:
         try:
             compiled(*args, **kwargs)
         except Exception as error:
-            error.add_note(f"composer.explain had seen so far:\n{found.explanation}")
+            error.add_note(f"composer.explain had seen so far:\n{collector.explanation}")
             raise
-    return found.explanation
+    return collector.explanation
 
 
 def compiled_beside(fn: Callable[..., Any], **settings: Any) -> Callable[..., Any]:

@@ -113,9 +113,9 @@ def _measured(lanes: Iterable[_Lane]) -> Iterator[tuple[PageGraph, Times]]:
     """Yield the graphs whose engines were measured, with their times."""
     for _, entries in lanes:
         for entry in entries:
-            found = times.times(entry.graph)
-            if found is not None:
-                yield entry, found
+            measured = times.times(entry.graph)
+            if measured is not None:
+                yield entry, measured
 
 
 @cache

@@ -55,9 +55,9 @@ class Effect:
 
 def effects(graphs: Iterable[CompileReport]) -> tuple[Effect, ...]:
     """Return the effects of every pass, in the order of their first runs."""
-    found: dict[tuple[str, str], Effect] = {}
+    rows: dict[tuple[str, str], Effect] = {}
     for graph in graphs:
         for run in graph.passes:
-            effect = found.setdefault((run.name, run.stage), Effect(run.name, run.stage))
+            effect = rows.setdefault((run.name, run.stage), Effect(run.name, run.stage))
             effect.add(run)
-    return tuple(found.values())
+    return tuple(rows.values())

@@ -31,12 +31,12 @@ class Fallback:
 
 def fallbacks(graphs: Iterable[CompileReport]) -> tuple[Fallback, ...]:
     """Return the reasons why candidates were not accepted, the most frequent first."""
-    found: defaultdict[Reason | None, list[tuple[int, Attempt]]] = defaultdict(list)
+    by_reason: defaultdict[Reason | None, list[tuple[int, Attempt]]] = defaultdict(list)
     for number, graph in enumerate(graphs):
         for attempt in graph.attempts:
             if not attempt.accepted:
-                found[attempt.reason].append((number, attempt))
-    rows = [_fallback(reason, numbered) for reason, numbered in found.items()]
+                by_reason[attempt.reason].append((number, attempt))
+    rows = [_fallback(reason, numbered) for reason, numbered in by_reason.items()]
     return tuple(sorted(rows, key=lambda row: (-row.attempts, str(row.reason))))
 
 
@@ -70,11 +70,11 @@ class Trace:
 
 def traces(graphs: Iterable[CompileReport]) -> dict[str, Trace]:
     """Return the tracebacks by their text, the most frequent first. Equal ones are merged."""
-    found: defaultdict[str, list[Attempt]] = defaultdict(list)
+    by_text: defaultdict[str, list[Attempt]] = defaultdict(list)
     for attempt in attempts_of(graphs):
         if attempt.traceback:
-            found[attempt.traceback].append(attempt)
-    most_frequent_first = sorted(found.values(), key=len, reverse=True)
+            by_text[attempt.traceback].append(attempt)
+    most_frequent_first = sorted(by_text.values(), key=len, reverse=True)
     rows = [_trace(number, each) for number, each in enumerate(most_frequent_first, start=1)]
     return {row.text: row for row in rows}
 

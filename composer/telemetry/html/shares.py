@@ -99,8 +99,8 @@ def engines(graphs: Iterable[CompileReport]) -> tuple[EngineFacts, ...]:
             facts = agreed.get(attempt.backend, attempt.engine).items()
             equal = {name: value for name, value in facts if attempt.engine.get(name) == value}
             agreed[attempt.backend] = equal
-    found = [EngineFacts(name, tuple(_short(agreed[name]))) for name in sorted(agreed)]
-    return tuple(engine for engine in found if engine.facts)
+    rows = [EngineFacts(name, tuple(_short(agreed[name]))) for name in sorted(agreed)]
+    return tuple(engine for engine in rows if engine.facts)
 
 
 def _short(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -31,14 +31,14 @@ def pieces(graph: CompileReport) -> tuple[Piece, ...]:
     """Return the parts of a compile, in order. The rest comes last, since its time is unknown."""
     early = [each for each in graph.passes if each.stage in BEFORE_AUTOGRAD]
     passes = Piece(PASSES, "shared passes", sum(sane(each.seconds) for each in early))
-    found = [passes] if passes.seconds else []
+    parts = [passes] if passes.seconds else []
     for each in graph.attempts:
         reason = str(each.reason or "")
-        found.append(Piece(str(each.status), each.backend, sane(each.seconds), reason))
-    rest = sane(graph.seconds) - sum(piece.seconds for piece in found)
+        parts.append(Piece(str(each.status), each.backend, sane(each.seconds), reason))
+    rest = sane(graph.seconds) - sum(piece.seconds for piece in parts)
     if rest > 1e-6:
-        found.append(Piece(REST, "composer", rest))
-    return tuple(found)
+        parts.append(Piece(REST, "composer", rest))
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Spent:
     percent: float
 
 
-def spent(found: Iterable[Sequence[Piece]]) -> tuple[Spent, ...]:
+def spent(graphs: Iterable[Sequence[Piece]]) -> tuple[Spent, ...]:
     """Return the sums of the pieces of many graphs by kind and name, the longest first."""
     seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for piece in chain.from_iterable(found):
+    for piece in chain.from_iterable(graphs):
         seconds[piece.kind, piece.name].append(piece.seconds)
     rows = sorted(seconds.items(), key=lambda row: -sum(row[1]))
     percents = percentages([sum(lengths) for _, lengths in rows])

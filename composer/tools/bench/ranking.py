@@ -232,8 +232,8 @@ class Ranking:
         A graph is named after its frame. That is a module within the model if Dynamo gave up on
         the model's own frame, and the function behind a ``functools.partial``.
         """
-        found = dict.fromkeys(name for each in self.standings for name in each.models)
-        return tuple(found) or (self.model,)
+        names = dict.fromkeys(name for each in self.standings for name in each.models)
+        return tuple(names) or (self.model,)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON, with each participant's ratio to eager."""
@@ -295,14 +295,14 @@ def rank(
 
 def engines_here(request: GraphRequest) -> list[Candidate]:
     """Return the engines that accept such a graph here, Inductor with freezing among them."""
-    found = []
+    candidates = []
     for name in BACKENDS.names():
         if name == EAGER or not is_here(name, request):
             continue
-        found.append(Candidate(backend=name))
+        candidates.append(Candidate(backend=name))
         if name == "inductor" and not request.training:
-            found.append(Candidate(backend=name, options={"freezing": True}))
-    return found
+            candidates.append(Candidate(backend=name, options={"freezing": True}))
+    return candidates
 
 
 def _chain(given: Sequence[Any], request: GraphRequest) -> list[Candidate]:
