@@ -50,7 +50,6 @@ def notes(book: PolicyBook) -> Iterator[str]:
     names = ["defaults", *(f"models[{index}]" for index in range(len(book.models)))]
     for where, policy in zip(names, tables, strict=True):
         yield from _of_policy(where, policy)
-    for where, policy in zip(names, tables, strict=True):
         yield from _idle(where, policy, tables)
         yield from _unlimited(where, policy, tables)
 
@@ -97,9 +96,7 @@ def _of_policy(where: str, policy: Policy) -> Iterator[str]:
 
 def _of_engine(where: str, name: str) -> Iterator[str]:
     known = {*backends.names(), AUTO}
-    if backends.names_code(name):
-        return
-    if name.removeprefix(backends.DYNAMO) not in known:
+    if not backends.names_code(name) and name.removeprefix(backends.DYNAMO) not in known:
         yield f"{where}: no engine is called {name!r} here"
 
 

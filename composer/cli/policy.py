@@ -29,7 +29,6 @@ from composer.wording import Location
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
 
-
 _TO_BE_NAMED = "in force only where COMPOSER_CONFIG or composer.configure names it"
 
 

@@ -48,11 +48,14 @@ def explained(reason: Reason) -> Explained:
 @functools.cache
 def _page() -> Mapping[str, Explained]:
     text = files("composer.telemetry").joinpath("reasons.md").read_text(encoding="utf-8")
-    parts = _SECTION.split(text)
-    return {name: _taken_apart(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    page = {}
+    for code, section in _sections(_SECTION, text).items():
+        parts = _sections(_PART, section)
+        page[code] = Explained(parts["Means"], parts["See more"], parts["Do"])
+    return page
 
 
-def _taken_apart(body: str) -> Explained:
-    pieces = _PART.split(body)
-    parts = {name: text.strip() for name, text in zip(pieces[1::2], pieces[2::2], strict=True)}
-    return Explained(parts["Means"], parts["See more"], parts["Do"])
+def _sections(heading: re.Pattern[str], text: str) -> Mapping[str, str]:
+    """Return the text below each heading, by the name in the heading."""
+    pieces = heading.split(text)
+    return {name: body.strip() for name, body in zip(pieces[1::2], pieces[2::2], strict=True)}

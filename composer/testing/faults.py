@@ -215,31 +215,28 @@ def failing_backward(gm: torch.fx.GraphModule, inputs: list[Any], at: int) -> Ca
     )
 
 
-WHILE_COMPILING: Mapping[Fault | None, Callable[..., Any]] = {
+_ANYWHERE: Mapping[Fault | None, Callable[..., Any]] = {
     Fault.RAISES: _raise,
     Fault.OUT_OF_MEMORY: _run_out_of_memory,
     Fault.EXITS: _exit,
     Fault.OS_EXITS: _os_exit,
     Fault.SEGFAULTS: _segfault,
     Fault.EATS_MEMORY: _eat_memory,
-    Fault.SLOW: _sleep,
     Fault.HANGS: _hang,
     Fault.RETURNS_NONE: _return_none,
+}
+
+WHILE_COMPILING: Mapping[Fault | None, Callable[..., Any]] = {
+    **_ANYWHERE,
+    Fault.SLOW: _sleep,
     Fault.RETURNS_GRAPH: _return_graph,
     Fault.MUTATES_GRAPH: _mutate_graph,
     Fault.MUTATES_INPUTS: _overwrite,
 }
 
 AT_CALLS: Mapping[Fault | None, Callable[..., Any]] = {
-    Fault.RAISES: _raise,
-    Fault.OUT_OF_MEMORY: _run_out_of_memory,
-    Fault.EXITS: _exit,
-    Fault.OS_EXITS: _os_exit,
-    Fault.SEGFAULTS: _segfault,
-    Fault.EATS_MEMORY: _eat_memory,
+    **_ANYWHERE,
     Fault.SLOW: _then_run(_sleep),
-    Fault.HANGS: _hang,
-    Fault.RETURNS_NONE: _return_none,
     Fault.MUTATES_INPUTS: _then_run(_overwrite),
     Fault.MUTATES_INPUTS_AND_RAISES: _then_raise,
     Fault.NAN: _spoiled(_with_nan),
