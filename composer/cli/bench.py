@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer import config, session
-from composer.cli.process import nothing_remembered, refuse_switches, stdout_to_stderr
+from composer.cli.process import cache, refuse_switches, stdout_to_stderr
 from composer.cli.progress import shown
 from composer.cli.script import show
 from composer.cli.usage import USAGE, Json, Remember, fail, fail_on, refuse_folder
@@ -112,8 +112,7 @@ def _ranked(
         subject = workload.build(_check_policy)
         if training is None:
             training = isinstance(subject.model, torch.nn.Module) and subject.model.training
-        cache = nullcontext() if remember else nothing_remembered()
-        with shown(), cache:
+        with shown(), cache(remember=remember):
             return rank(subject, chain, training=training, seconds=seconds, remember=remember)
     except ComposerError:
         raise

@@ -26,8 +26,11 @@ def refuse_switches(why: str) -> None:
 
 
 @contextlib.contextmanager
-def nothing_remembered() -> Iterator[None]:
-    """Keep what composer writes to disk in a folder of its own, which is removed at the end."""
+def cache(*, remember: bool) -> Iterator[None]:
+    """Use the cache on disk, or a folder of its own that is removed at the end."""
+    if remember:
+        yield
+        return
     before = os.environ.get(CACHE_DIR)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ[CACHE_DIR] = folder

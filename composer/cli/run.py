@@ -21,7 +21,7 @@ from composer.cli.script import run_script
 from composer.cli.usage import USAGE, PolicyFile, fail, fail_on
 from composer.errors import ComposerError
 from composer.telemetry.report import Report, untried
-from composer.tools.explain import Explanation, collecting
+from composer.tools.explain import collecting
 
 _VARIABLE = "TORCH_COMPILE_OVERRIDE_BACKENDS"
 """torch's own debugging switch. Child processes of the program inherit it."""
@@ -59,7 +59,7 @@ def run(
     with collector as collected:
         code, stdout = finish(script, args or [], module)
         # The engines that were not tried are named by _hints.
-        report: Report | Explanation = dataclasses.replace(session.report(), untried=())
+        report: Report = dataclasses.replace(session.report(), untried=())
         if collected is not None:
             report = collected.explanation
     if as_json:
@@ -119,7 +119,7 @@ def _is_open(stream: TextIO) -> bool:
     return True
 
 
-def _hints(report: Report | Explanation, script: str) -> Iterator[str]:
+def _hints(report: Report, script: str) -> Iterator[str]:
     """Yield hints for somebody who reads the report for the first time."""
     if not report.graphs and _torch.dynamo.captured_graphs():
         yield 'torch.compile was used, and not with backend="composer"\n'

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from composer import config
 from composer.chain.select.shared_store import SharedStore
-from composer.cli.process import nothing_remembered, refuse_switches
+from composer.cli.process import cache, refuse_switches
 from composer.cli.usage import USAGE, PolicyFile, Remember, fail, fail_on
 from composer.errors import ComposerError
 from composer.system.subprocesses import Limits
@@ -58,8 +57,7 @@ def tune(
             fail(f"there is no folder {str(working_dir)!r}", USAGE)
     if not remember and (store or ray or _store()):
         fail("--no-remember keeps no verdict, so a store has no use; leave it out", USAGE)
-    cache = nullcontext() if remember else nothing_remembered()
-    with fail_on(ComposerError), cache:
+    with fail_on(ComposerError), cache(remember=remember):
         jobs = read_jobs(sources)
         environment = _environment(policy, store)
         os.environ.update(environment)

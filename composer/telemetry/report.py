@@ -46,9 +46,9 @@ class Report:
 
     def __str__(self) -> str:
         """Return a text with every graph, the engine that serves it, and its attempts."""
-        lines = [headline(self.graphs)]
+        lines = [self._headline()]
         for graph in self.graphs:
-            lines += ["", *tables_of(graph)]
+            lines += ["", *_tables(graph), *self._details(graph)]
         lines += [f"\n{note}" for note in self._notes()]
         is_short = len(self.graphs) <= _SHORT
         if self.untried and is_short:
@@ -58,10 +58,35 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the report as HTML tables, for notebooks."""
-        return html_of(headline(self.graphs), self.graphs, self._notes())
+        """Return the report as HTML for a notebook, which adds its own style for tables."""
+        lines = [f"<p><strong>{escape(self._headline())}</strong></p>"]
+        notes = []
+        for graph in self.graphs:
+            heading = escape(_title(graph)).replace("\n", "<br>")
+            lines.append(f"<p>{heading}</p>")
+            if graph.passes:
+                lines.append(_html_table(_PASS_COLUMNS, _pass_rows(graph.passes)))
+            lines.append(_html_table(_ATTEMPT_COLUMNS, _attempt_rows(graph.attempts)))
+            notes.append("\n".join(self._details(graph)))
+        notes += self._notes()
+        lines += [f"<pre>{escape(note)}</pre>" for note in notes if note]
+        return "\n".join(lines)
 
-    def _notes(self) -> list[str]:
+    def _headline(self) -> str:
+        """Return a line with the number of graphs, the compile time, and the serving engines."""
+        if not self.graphs:
+            return "composer: nothing was compiled"
+        chosen = Counter(graph.chosen or "nobody" for graph in self.graphs)
+        engines = ", ".join(f"{printable(name)} {count}" for name, count in chosen.most_common())
+        time = f"{sum(graph.seconds for graph in self.graphs):.2f} s"
+        return f"composer: {counted(len(self.graphs), 'graph')} in {time}, served by: {engines}"
+
+    def _details(self, graph: CompileReport) -> Iterable[str]:
+        """Return lines to add below the tables of a graph."""
+        return ()
+
+    def _notes(self) -> Iterable[str]:
+        """Return texts to add below all graphs."""
         return [f"no graph of {each}" for each in self.without_graph or ()]
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,17 +115,7 @@ def untried(engines: Iterable[str], compares: str) -> str:
     return f"installed and not tried: {', '.join(engines)}; {compares} compares them"
 
 
-def headline(graphs: Sequence[CompileReport]) -> str:
-    """Return a line with the number of graphs, the compile time, and the serving engines."""
-    if not graphs:
-        return "composer: nothing was compiled"
-    chosen = Counter(graph.chosen or "nobody" for graph in graphs)
-    engines = ", ".join(f"{printable(name)} {count}" for name, count in chosen.most_common())
-    seconds = sum(graph.seconds for graph in graphs)
-    return f"composer: {counted(len(graphs), 'graph')} in {seconds:.2f} s, served by: {engines}"
-
-
-def tables_of(graph: CompileReport) -> Iterator[str]:
+def _tables(graph: CompileReport) -> Iterator[str]:
     """Yield the title of a graph, the table of its passes, and the table of its attempts."""
     yield _title(graph)
     if graph.passes:
@@ -177,25 +192,6 @@ def _fact(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2g}"
     return str(value)
-
-
-def html_of(title: str, graphs: Iterable[CompileReport], notes: Iterable[str] = ()) -> str:
-    """Return HTML for a notebook, which adds its own style for tables.
-
-    Args:
-        title: The text above the graphs.
-        graphs: The graphs; each gets a line and its tables.
-        notes: Texts below the graphs.
-    """
-    lines = [f"<p><strong>{escape(title)}</strong></p>"]
-    for graph in graphs:
-        heading = escape(_title(graph)).replace("\n", "<br>")
-        lines.append(f"<p>{heading}</p>")
-        if graph.passes:
-            lines.append(_html_table(_PASS_COLUMNS, _pass_rows(graph.passes)))
-        lines.append(_html_table(_ATTEMPT_COLUMNS, _attempt_rows(graph.attempts)))
-    lines += [f"<pre>{escape(note)}</pre>" for note in notes]
-    return "\n".join(lines)
 
 
 def _html_table(columns: _Columns, rows: Iterable[tuple[str, ...]]) -> str:

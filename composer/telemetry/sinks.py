@@ -100,9 +100,10 @@ class Sinks:
         """Make a sink if it is wanted and not on yet; close it if it is not wanted any more."""
         kind = SINKS.get(name)
         is_wanted = not hasattr(kind, "wanted") or kind.wanted(name, named)
-        if is_wanted and name not in self._found:
+        is_on = name in self._found
+        if is_wanted and not is_on:
             self._found[name] = kind()
-        elif not is_wanted and name in self._found:
+        elif is_on and not is_wanted:
             self._close(name, self._found.pop(name))
 
     def _close(self, name: str, sink: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +17,8 @@ from composer import _torch, session
 from composer.dispatch import compose
 from composer.errors import first_line
 from composer.graphs import capture
-from composer.records import Attempt, CompileReport, PassRecord, WithoutGraph, plain
-from composer.telemetry.report import attempts_of, counted, headline, html_of, tables_of
+from composer.records import Attempt, CompileReport, PassRecord, plain
+from composer.telemetry.report import Report, attempts_of, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,10 @@ class GraphBreak:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
-    """The compiled graphs, oldest first; ``str()`` gives a text for a person."""
+class Explanation(Report):
+    """The compiled graphs, oldest first, and the graph breaks; ``str()`` gives a text."""
 
-    graphs: tuple[CompileReport, ...]
-    graph_breaks: tuple[GraphBreak, ...]
-    without_graph: tuple[WithoutGraph, ...] = ()
+    graph_breaks: tuple[GraphBreak, ...] = ()
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -69,20 +66,8 @@ class Explanation:
         """Every shared pass run over every graph."""
         return tuple(each for graph in self.graphs for each in graph.passes)
 
-    def __str__(self) -> str:
-        """Each graph with its tables and what was left to torch, then the graph breaks."""
-        return "\n".join(self._lines()).rstrip()
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """The same, for a notebook: the graphs as tables."""
-        left = ["\n".join(_left_to_torch(graph)) for graph in self.graphs]
-        notes = [*filter(None, left), *self._breaks()]
-        return html_of(self._headline(), self.graphs, notes)
-
     def to_dict(self) -> dict[str, Any]:
-        """``{"graphs": [...], "graph_breaks": [...], "without_graph": [...]}``.
+        """Return ``{"graphs": [...], "graph_breaks": [...], "without_graph": [...]}``.
 
         Each graph's record is in schema version 1.
         """
@@ -92,37 +77,25 @@ class Explanation:
             "without_graph": plain(self.without_graph),
         }
 
-    def to_json(self, indent: int | None = None) -> str:
-        """:meth:`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), indent=indent)
-
     def _headline(self) -> str:
-        return f"{headline(self.graphs)}; {counted(len(self.graph_breaks), 'graph break')}"
+        return f"{Report._headline(self)}; {counted(len(self.graph_breaks), 'graph break')}"
 
-    def _lines(self) -> Iterator[str]:
-        yield self._headline()
-        for graph in self.graphs:
-            yield ""
-            yield from tables_of(graph)
-            yield from _left_to_torch(graph)
-        yield from (f"\n{each}" for each in self._breaks())
+    def _details(self, graph: CompileReport) -> Iterator[str]:
+        """Yield what the engines left to torch."""
+        for attempt in graph.attempts:
+            left = attempt.engine.get("left_to_torch", ())
+            if left:
+                yield f"   {attempt.backend} leaves to torch:"
+                yield from (f"     {line}" for line in left)
 
-    def _breaks(self) -> Iterator[str]:
-        """The graph breaks, and what has no graph for another cause."""
+    def _notes(self) -> Iterator[str]:
+        """Yield the graph breaks, and what has no graph for another cause."""
         for each in self.graph_breaks:
             yield f"graph break  {each}"
         places = {(each.file, each.line) for each in self.graph_breaks}
-        for case in self.without_graph:
+        for case in self.without_graph or ():
             if (case.file, case.line) not in places:
                 yield f"no graph of {case}"
-
-
-def _left_to_torch(graph: CompileReport) -> Iterator[str]:
-    for attempt in graph.attempts:
-        left = attempt.engine.get("left_to_torch", ())
-        if left:
-            yield f"   {attempt.backend} leaves to torch:"
-            yield from (f"     {line}" for line in left)
 
 
 class Collector:
@@ -144,7 +117,7 @@ class Collector:
         here = session.current()
         graphs = here.as_they_stand(self._graphs)
         without = here.without_graph(self._noted_before)
-        return Explanation(tuple(graphs), tuple(self._breaks.values()), without)
+        return Explanation(tuple(graphs), without, graph_breaks=tuple(self._breaks.values()))
 
     def emit(self, record: dict[str, Any]) -> None:
         """Do nothing: :meth:`follow` keeps the live report instead of its record."""

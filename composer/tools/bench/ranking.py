@@ -184,7 +184,9 @@ class Standing:
 
 
 def _is_refused(attempt: Attempt) -> bool:
-    return not (attempt.accepted or attempt.on_trial or attempt.status is Status.NOT_CHOSEN)
+    if attempt.on_trial:
+        return False
+    return attempt.status not in (Status.SUCCEEDED, Status.NOT_CHOSEN)
 
 
 @dataclass(frozen=True, slots=True)
