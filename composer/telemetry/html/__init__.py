@@ -129,7 +129,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("clock", "counted", "cut", "duration", "head", "moment", "said", "short", "tail")
+    names = ("clock", "counted", "cut", "duration", "head", "input_text", "moment", "short", "tail")
     environment.filters |= {name: getattr(words, name) for name in names}
     environment.filters["fact"] = shares.fact
     return environment

@@ -16,7 +16,7 @@ from composer.telemetry.report import attempts_of
 class Fallback:
     """One reason why candidates were not accepted.
 
-    ``backends`` has the number of attempts of each backend. ``said`` is the most frequent message,
+    ``backends`` has the number of attempts of each backend. ``message`` is the most frequent one,
     and ``others`` the number of other messages.
     """
 
@@ -25,7 +25,7 @@ class Fallback:
     graphs: int
     backends: tuple[tuple[str, int], ...]
     seconds: float
-    said: str
+    message: str
     others: int
 
 
@@ -51,7 +51,7 @@ def _fallback(reason: Reason | None, numbered: list[tuple[int, Attempt]]) -> Fal
         graphs=len(set(graphs)),
         backends=tuple(Counter(each.backend for each in attempts).most_common()),
         seconds=sum(sane(each.seconds) for each in attempts),
-        said=most_frequent,
+        message=most_frequent,
         others=len(messages) - 1,
     )
 
@@ -63,7 +63,7 @@ class Trace:
     number: int
     text: str
     error_type: str
-    said: str
+    message: str
     backends: tuple[str, ...]
     attempts: int
 

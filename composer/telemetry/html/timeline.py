@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
+from typing import NamedTuple
 
 from composer.records import CompileReport
 from composer.telemetry.html.spent import Piece, pieces
@@ -82,23 +83,30 @@ class Timeline:
 
 def timeline(graphs: Sequence[CompileReport]) -> Timeline:
     """Lay the graphs of all processes on one axis."""
-    parts = [pieces(graph) for graph in graphs]
-    seconds = [sum(piece.seconds for piece in each) for each in parts]
-    busy = [(end - length, end) for end, length in zip(_ends(graphs), seconds, strict=True)]
-    axis = Axis(busy)
-    longest = max(seconds, default=0.0) or 1.0
-    bars = [
-        Bar(each, length, *axis.span(*times), alone=100 * length / longest)
-        for each, length, times in zip(parts, seconds, busy, strict=True)
-    ]
+    compiles = list(_compiles(graphs))
+    axis = Axis([(each.start, each.end) for each in compiles])
+    longest = max((each.seconds for each in compiles), default=0.0) or 1.0
+    bars = []
+    for each in compiles:
+        left, width = axis.span(each.start, each.end)
+        bars.append(Bar(each.pieces, each.seconds, left, width, 100 * each.seconds / longest))
     ticks = tuple(tuple(axis.ticks(apart)) for apart in _APART)
     return Timeline(tuple(bars), tuple(axis.waits()), ticks, axis.began, axis.ended)
 
 
-def _ends(graphs: Sequence[CompileReport]) -> Iterator[float]:
-    """Yield the POSIX times at which compiles ended.
+class _Compile(NamedTuple):
+    """One compile; ``start`` and ``end`` are POSIX times."""
 
-    If a time cannot be read, the compile is assumed to follow directly on the one before.
+    pieces: tuple[Piece, ...]
+    seconds: float
+    start: float
+    end: float
+
+
+def _compiles(graphs: Sequence[CompileReport]) -> Iterator[_Compile]:
+    """Yield the compile of each graph.
+
+    If its time cannot be read, it is assumed to follow directly on the one before.
     """
     end = 0.0
     for graph in graphs:
@@ -109,7 +117,9 @@ def _ends(graphs: Sequence[CompileReport]) -> Iterator[float]:
             end = time.timestamp()
         except (ValueError, OverflowError):
             end += sane(graph.seconds)
-        yield end
+        parts = pieces(graph)
+        seconds = sum(piece.seconds for piece in parts)
+        yield _Compile(parts, seconds, end - seconds, end)
 
 
 class Axis:

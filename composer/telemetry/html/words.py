@@ -106,7 +106,7 @@ def moment(seconds: float) -> str:
         return "-"
 
 
-def said(each: GraphInput) -> str:
+def input_text(each: GraphInput) -> str:
     """Return an input as text: ``"float32[8, 224, s0] on cuda:0"``, or its kind if no tensor."""
     if each.kind != "tensor":
         return each.kind

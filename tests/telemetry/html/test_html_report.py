@@ -20,7 +20,7 @@ from composer.records import GraphInput, PassRecord
 from composer.telemetry.html import render, words
 from composer.telemetry.html.effects import effects
 from composer.telemetry.html.fallbacks import fallbacks, traces
-from composer.telemetry.html.shares import engines as said_of_engines
+from composer.telemetry.html.shares import engines as facts_of_engines
 from composer.telemetry.html.shares import shares
 from composer.telemetry.html.spent import pieces, spent
 from composer.telemetry.html.timeline import timeline
@@ -201,7 +201,7 @@ def test_engines_say_what_all_their_attempts_agree_on() -> None:
         replace(served("onnxrt", 1.0), engine={"onnxruntime": "1.31", "nodes": n, "p": ["A", "B"]})
         for n in (1, 2)
     )
-    (found,) = said_of_engines([graph(one), graph(two)])
+    (found,) = facts_of_engines([graph(one), graph(two)])
     assert found.facts == (("onnxruntime", "1.31"), ("p", "A, B"))
 
 
@@ -212,7 +212,7 @@ def test_fallbacks_count_by_reason() -> None:
     first, second = found
     assert (first.reason, first.attempts, first.graphs) == (Reason.NO_DEVICE, 3, 2)
     assert first.backends == (("tensorrt", 2), ("rtx", 1))
-    assert (first.said, first.others) == ("no GPU", 1)
+    assert (first.message, first.others) == ("no GPU", 1)
     assert (second.reason, second.seconds) == (Reason.EXPORT_FAILED, 0.4)
 
 
@@ -245,7 +245,7 @@ def test_traces_are_told_once() -> None:
         (1, 2, ("onnxrt",)),
         (2, 1, ("x",)),
     ]
-    assert found[TRACEBACK].said == "no kernel for aten.roll"
+    assert found[TRACEBACK].message == "no kernel for aten.roll"
 
 
 def test_effects_add_up_over_graphs() -> None:
