@@ -107,7 +107,7 @@ _LOWERED = {
 
 
 def _number(entries: int) -> str:
-    return f"{entries} {'entry' if entries == 1 else 'entries'}"
+    return "1 entry" if entries == 1 else f"{entries} entries"
 
 
 def _rows(kind: str, cache: DiskCache) -> list[dict[str, Any]]:

@@ -68,8 +68,9 @@ def _row(name: str) -> dict[str, str]:
 
 def _facts(name: str) -> dict[str, Any]:
     graph_pass = look_up(name)
-    is_pass = isinstance(graph_pass, type) and issubclass(graph_pass, GraphPass)
-    fields = [_field(each) for each in fields_of(graph_pass)] if is_pass else []
+    fields = []
+    if isinstance(graph_pass, type) and issubclass(graph_pass, GraphPass):
+        fields = [_field(each) for each in fields_of(graph_pass)]
     return {
         "name": name,
         "doc": _doc(graph_pass),
@@ -84,10 +85,11 @@ def _facts(name: str) -> dict[str, Any]:
 def _field(each: dataclasses.Field[Any]) -> dict[str, str]:
     kind = each.type if isinstance(each.type, str) else inspect.formatannotation(each.type)
     described = {"name": each.name, "type": kind}
-    if each.default is not dataclasses.MISSING:
-        return {**described, "default": repr(each.default)}
+    default = each.default
     if each.default_factory is not dataclasses.MISSING:
-        return {**described, "default": repr(each.default_factory())}
+        default = each.default_factory()
+    if default is not dataclasses.MISSING:
+        described["default"] = repr(default)
     return described
 
 

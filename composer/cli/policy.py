@@ -125,7 +125,8 @@ def show(
     typer.echo(f"policy file: {in_force}" if in_force else nowhere)
     table = Table("field", "value", "from")
     for name, value, origin in rows:
-        table.add_row(name, value if isinstance(value, str) else json.dumps(value), origin)
+        text = value if isinstance(value, str) else json.dumps(value)
+        table.add_row(name, text, origin)
     Console().print(table)
 
 

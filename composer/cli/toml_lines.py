@@ -29,8 +29,7 @@ def line_of(text: str, location: Location) -> int:
     after = [line for _, line in entries if line > first]
     lines = text.splitlines()[max(first - 1, 0) : min(after, default=None)]
     for key in reversed(location[len(path) :]):
-        offset = 0 if isinstance(key, int) else _line_with(key, lines)
-        if offset:
+        if isinstance(key, str) and (offset := _line_with(key, lines)):
             return max(first, 1) + offset
     return max(first, 1)
 

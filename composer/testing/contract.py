@@ -238,4 +238,6 @@ def _runs(program: Program) -> bool:
 
 
 def _doubled(value: torch.Tensor) -> torch.Tensor:
-    return torch.cat([value, value]) if value.dim() else value
+    if not value.dim():
+        return value
+    return torch.cat([value, value])

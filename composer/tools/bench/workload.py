@@ -34,8 +34,10 @@ class Workload:
 
     def __str__(self) -> str:
         """``"my_models:encoder(batch=8)"``."""
-        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        return f"{self.target}({given})" if given else self.target
+        if not self.arguments:
+            return self.target
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.target}({arguments})"
 
     @property
     def is_script(self) -> bool:
@@ -79,9 +81,8 @@ class Workload:
             problem = "is a model; name a function that returns (module, inputs)"
             raise OptionError(f"{self.target!r} {problem}")
         if not callable(factory):
-            functions = (each for each, value in vars(module).items() if callable(value))
-            guess = did_you_mean(name, functions)
-            raise OptionError(f"{place!r} has no function {name!r}{guess}")
+            functions = [each for each, value in vars(module).items() if callable(value)]
+            raise OptionError(f"{place!r} has no function {name!r}{did_you_mean(name, functions)}")
         return factory  # type: ignore[no-any-return]  # callable() does not tell mypy
 
 
