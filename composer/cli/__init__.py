@@ -64,19 +64,19 @@ class _OnDemand(TyperCommand):
 
 class _Commands(TyperGroup):
     def __init__(self, *, commands: Any = None, **settings: Any) -> None:
-        del commands  # of the Typer's own there are none
+        del commands  # the Typer itself has no commands
         on_demand: dict[str, Any] = {n: _OnDemand(n, line) for n, (_, line) in COMMANDS.items()}
         super().__init__(commands=on_demand, **settings)
 
 
 def command(name: str) -> TyperCommand:
-    """A command, imported."""
+    """Import a command and return it."""
     module, attribute = COMMANDS[name][0].split(":")
     function = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     alone = typer.Typer(callback=lambda: None, add_completion=False)
     if isinstance(function, typer.Typer):
         alone.add_typer(function, name=name)
-    else:  # whatever stands behind a script is the script's own
+    else:  # all arguments after a script are the script's own
         settings = {"allow_interspersed_args": False} if name in _RUN_SCRIPTS else None
         alone.command(name, context_settings=settings)(function)
     group = cast("TyperGroup", typer.main.get_command(alone))

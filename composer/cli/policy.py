@@ -131,7 +131,7 @@ def show(
 
 
 def _of_process(table: Cache | Distributed, name: str) -> list[tuple[str, Any, str]]:
-    """The rows of what holds for the process."""
+    """Return the rows of the settings that hold for the whole process."""
     return [
         (f"{name}.{key}", value, name if key in table.model_fields_set else "composer")
         for key, value in table.model_dump().items()
@@ -139,7 +139,7 @@ def _of_process(table: Cache | Distributed, name: str) -> list[tuple[str, Any, s
 
 
 def _text(value: Any) -> Any:
-    """As the file would say it; what code alone can give by its name."""
+    """Return a value as a policy file spells it; a value that only code can give is named."""
     if isinstance(value, tuple):
         return [_text(each) for each in value]
     if isinstance(value, Worded):
@@ -160,11 +160,11 @@ def schema() -> None:
 
 
 _ID = "urn:torch-compile-composer:policy-1.json"
-"""Names the schema, whose version is that of the file's format."""
+"""The name of the schema, with the version of the file's format."""
 
 
 class _OfFile(GenerateJsonSchema):
-    """What a file may hold: no callables, and names where a table may stand."""
+    """The schema of a file: it has no callables, and a name may stand in place of a table."""
 
     def callable_schema(self, schema: Any) -> Any:
         raise PydanticOmit

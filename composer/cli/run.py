@@ -68,7 +68,7 @@ def run(
     print(report, file=stdout)
     print(*_hints(report, script), sep="\n", end="", file=stdout)
     if asked is not None:
-        print(_programs_backends(asked), end="", file=stdout)
+        print(_line_on_override(asked), end="", file=stdout)
     raise typer.Exit(code)
 
 
@@ -149,8 +149,8 @@ def _override() -> dict[str, None]:
     return asked
 
 
-def _programs_backends(asked: dict[str, None]) -> str:
-    """The line of the report that says which backends the program had asked for."""
+def _line_on_override(asked: dict[str, None]) -> str:
+    """Return the line that says which backends the program had asked for."""
     others = [name for name in asked if name != "composer"]
     if not others:
         return "the program itself asked for no other backend than composer\n"

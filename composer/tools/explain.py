@@ -26,21 +26,21 @@ class GraphBreak:
     """A place where Dynamo ended a graph, or gave up on a function."""
 
     reason: str
-    """Dynamo's name for it, such as ``Data-dependent branching``."""
+    """Dynamo's name for the reason, such as ``Data-dependent branching``."""
     file: str
-    """Where, in the user's code."""
+    """The file of the user's code."""
     line: int
-    """From 1."""
+    """The line in the file, counted from 1."""
     code: str
-    """That line's text; empty where it cannot be read."""
+    """The text of the line; empty if it cannot be read."""
     message: str
-    """All that Dynamo says of it: explanation, hints, a link."""
+    """Dynamo's full message: explanation, hints, a link."""
     frame_skipped: bool
-    """A function was given up for it, and runs as plain Python rather than in graphs before and
-    after the line; with ``fullgraph=True`` the compile ended in an error."""
+    """True if Dynamo gave up the whole function, which then runs as plain Python and not in graphs
+    before and after the line; with ``fullgraph=True`` the compile ended in an error."""
 
     def __str__(self) -> str:
-        """The place, its text, and what Dynamo says, without its debugging lines."""
+        """Return the place, its text, and what Dynamo says, without its debugging lines."""
         skipped = "  (the whole function was given up)" if self.frame_skipped else ""
         lines = [f"{self.file}:{self.line}{skipped}"]
         if self.code:
@@ -167,9 +167,9 @@ def collecting(thread: int | None = None) -> Iterator[Collector]:
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Compile a function or a module through composer, call it once, and say what happened.
 
-    The call is a real one: what ``fn`` writes to is written to. What was compiled before stays,
-    and is not used: ``fn`` is compiled anew, with a backend of its own, under the policy in force.
-    The graphs also join :func:`composer.reports`.
+    The call is a real one, so ``fn`` may write to its arguments. ``fn`` is compiled anew under the
+    policy in force, with a backend of its own; earlier compiles are kept, but are not used. The
+    graphs also join :func:`composer.reports`.
 
     Args:
         fn: A function, a module, or one that ``torch.compile`` gave back for

@@ -56,7 +56,7 @@ def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -> str:
-    """The policy as TOML, with comments that say what it follows from.
+    """Return the policy as TOML, with comments that say what it follows from.
 
     Args:
         ranking: What was measured, without an :func:`obstacle`.
