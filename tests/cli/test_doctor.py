@@ -104,9 +104,10 @@ class Breaking(Backend):
 def test_doctor_says_what_is_wrong_with_engines_of_other_packages(monkeypatch) -> None:
     """A name that two packages claim, and a probe that raises, have rows like all others."""
     clash = "entry point 'b:c' registers the backend 'clashing', which stands for 'a:b' already"
-    monkeypatch.setitem(BACKENDS._table, "clashing", "a:b")
-    monkeypatch.setitem(BACKENDS._refused, "clashing", clash)
-    monkeypatch.setitem(BACKENDS._table, "breaking", f"{__name__}:Breaking")
+    table, clashes = BACKENDS._discovered
+    monkeypatch.setitem(table, "clashing", "a:b")
+    monkeypatch.setitem(clashes, "clashing", clash)
+    monkeypatch.setitem(table, "breaking", f"{__name__}:Breaking")
     monkeypatch.setattr(type(BACKENDS), "names", lambda _: ("clashing", "breaking", "eager"))
     said = rows(COMPOSER_CHAIN="eager")
     assert (said["clashing"]["works"], said["clashing"]["message"]) == (False, clash)
