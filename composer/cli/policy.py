@@ -71,7 +71,7 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
     for location, message in wrong:
         yield line_of(text, (*above, *location)), message
     if book is None:
-        for location, _ in wrong:
+        for location, _ in wrong:  # so that the rest can be checked
             _remove(table, location)
         book, _ = config.validated(table)
     for location, mistake in mistakes(book or config.PolicyBook(), imports=True):
@@ -79,10 +79,7 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _remove(part: Any, location: Location) -> bool:
-    """Remove the smallest part that holds a mistake, so that the rest can be checked.
-
-    The result is false if there is nothing to remove: it is gone already, or is no table or list.
-    """
+    """Remove the smallest part that holds a mistake; return False if it is gone already."""
     key, *inner = location
     is_list = isinstance(part, list)
     if not is_list and not (isinstance(part, dict) and key in part):

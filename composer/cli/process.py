@@ -44,10 +44,7 @@ def cache(*, remember: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Redirect stdout to stderr, for this process and the processes that it starts.
-
-    So another program that reads JSON on stdout does not get the output of the user's code.
-    """
+    """Redirect stdout to stderr, also for child processes, so that stdout gets nothing but JSON."""
     _flush()
     kept = os.dup(_STDOUT)
     _point_away()

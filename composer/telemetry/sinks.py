@@ -113,10 +113,7 @@ class Sinks:
 
     @contextmanager
     def _guarded(self, name: str, *, raises: bool = True) -> Iterator[None]:
-        """Warn once if the block, which is a step of a sink, raises.
-
-        With ``raises``, an ``OptionError``, which is a mistake of the user, is raised again.
-        """
+        """Warn once if a step of a sink raises; ``raises`` lets a mistake of the user through."""
         try:
             yield
         except BaseException as error:  # whatever a sink raises becomes a warning

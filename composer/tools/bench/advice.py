@@ -23,7 +23,7 @@ _HAS_TO_BE_NAMED = "COMPOSER_CONFIG or composer.configure has to name this file"
 
 def obstacle(ranking: Ranking) -> str:
     """Return why no policy follows: no engine with right numbers was measured. Empty if one was."""
-    if any(each.ms is not None and not each.wrong for each in ranking.candidates):
+    if any(each.is_usable for each in ranking.candidates):
         return ""
     if not any(each.graphs or each.refusals for each in ranking.standings):
         return f"torch.compile captured no graph of {ranking.model} that an engine could run"
@@ -85,7 +85,7 @@ def _objection(each: Standing, ranking: Ranking) -> str:
 
     With doubtful figures, no candidate is left out for being slow.
     """
-    if each.wrong or each.ms is None:
+    if not each.is_usable:
         why = " | ".join(first_line(refusal) for refusal in each.refusals)
         return why or "took no graph"
     if not ranking.doubt and ranking.eager.is_surely_ahead_of(each, select.TIE):

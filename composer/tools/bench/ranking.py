@@ -61,8 +61,7 @@ ModelCall = Callable[..., tuple[Any, ...]]
 _SETTINGS: dict[str, Any] = {"verify": "compile", "locked": False}
 _WHOLE = _SETTINGS | {"select": {"by": "fastest", "background": False}}
 _ALONE = _SETTINGS | {"select": {"by": "first", "background": False}, "on_runtime_error": "raise"}
-"""The settings of one candidate, in place of which eager must not be timed; ``_WHOLE`` are those of
-composer with the whole chain."""
+"""The settings of one candidate; eager must not be timed in its place."""
 
 _WRONG = {
     *(Reason.OUTPUT_MISMATCH, Reason.MUTATED_INPUTS),
@@ -131,6 +130,11 @@ class Standing:
     def ms(self) -> float | None:
         """Milliseconds of a call, the median of its rounds; ``None`` if it was not measured."""
         return statistics.median(self.turns) * 1e3 if self.turns else None
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it was measured, and its numbers were right."""
+        return self.ms is not None and not self.wrong
 
     def of_graphs(self, graphs: Sequence[CompileReport]) -> Standing:
         """Return this standing with what the reports of its graphs say."""
