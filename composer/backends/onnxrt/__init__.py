@@ -12,7 +12,7 @@ too: torch had a backend of that name, and removed it (pytorch/pytorch#158258).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.native import why_not_native
 from composer.backends.onnxrt.partition import partition
 from composer.backends.onnxrt.settings import read_settings
+from composer.build import BuildFacts
 from composer.errors import refuse
 from composer.lowering.aot import (
     FunctionalGraph,
@@ -42,7 +43,6 @@ from composer.lowering.aot import (
 )
 from composer.lowering.devices import devices_of
 from composer.lowering.export.whole import whole_of
-from composer.lowering.partition.regions import Split
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 from composer.system.distribution import install
@@ -69,7 +69,7 @@ class OnnxRuntimeBackend(Backend):
 
         Nothing is imported.
         """
-        if _require(request.device).type == "cuda" and is_for_cpu_alone():
+        if _require([request.device]).type == "cuda" and is_for_cpu_alone():
             what = "this onnxruntime is for the CPU alone; pip install onnxruntime-gpu in its place"
             refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
@@ -100,27 +100,14 @@ def onnxrt(
         Refusal: ONNX Runtime can run no part of the graph, or is not available here.
     """
     settings = read_settings(options or {})
-    device = _require(*map(str, devices_of(example_inputs)))
+    device = _require([str(each) for each in devices_of(example_inputs)])
     version = onnxruntime().__version__
     terms = current_build()
-    facts, artefacts = terms.facts, terms.artefacts
+    facts = terms.facts
     facts.versions["onnxruntime"], facts.threads = version, settings.threads
     facts.keeps_nan, facts.extra["calls"] = True, _how_called(device)
     how = f"onnxrt {version} {device} {settings!r} {terms.precision}"
     whole = whole_of(gm, example_inputs, how, terms)
-    nodes: Counter[str] = Counter()
-
-    def assemble(parts: Split, engines: Mapping[str, OnnxRuntimeEngine]) -> Callable[..., Any]:
-        written = 0
-        for engine in engines.values():
-            nodes.update(engine.nodes)
-            facts.providers, facts.extra["nodes"] = engine.providers, dict(nodes)
-            written += len(engine.rewritten)
-            if widens_bfloat16(device) and engine.graph.rounds_to_bfloat16():
-                facts.extra["bfloat16"] = "computed in float32"
-        if written:
-            facts.extra["written_in_place"] = written
-        return parts.assemble(engines)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         found = partition(graph, settings, device, terms)
@@ -128,13 +115,14 @@ def onnxrt(
         facts.covers(parts.taken, parts.total, parts.left)
         if graph.kind is not GraphKind.BACKWARD:  # a backward may hold nothing but a view
             parts.decline_if_empty()
-        compiled = assemble(parts, engines)
+        _state(facts, engines.values(), device)
+        compiled = parts.assemble(engines)
         try_once(compiled, graph, parts.written)
         if whole is not None:
             whole.keep(graph, parts, [engine.graph for engine in engines.values()])
         return compiled
 
-    kept = whole.find(example_inputs) if whole else None
+    kept = None if whole is None else whole.find(example_inputs)
     if kept is None:
         compiled = compile_functional(gm, example_inputs, build, dialect(), terms)
     else:
@@ -142,10 +130,23 @@ def onnxrt(
         facts.covers(parts.taken, parts.total)
         regions = parts.regions.items()
         engines = {name: make_engine(model, each, settings, device) for name, each in regions}
-        compiled = assemble(parts, engines)
-    if told := str(artefacts):
-        facts.extra["artefacts"] = told
+        _state(facts, engines.values(), device)
+        compiled = parts.assemble(engines)
+    if artefacts := str(terms.artefacts):
+        facts.extra["artefacts"] = artefacts
     return compiled
+
+
+def _state(facts: BuildFacts, engines: Collection[OnnxRuntimeEngine], device: torch.device) -> None:
+    """Add the engines of one functional graph to the facts of the build."""
+    for engine in engines:
+        facts.providers = engine.providers
+        facts.extra["nodes"] = dict(Counter(facts.extra.get("nodes", {})) + Counter(engine.nodes))
+        if widens_bfloat16(device) and engine.graph.rounds_to_bfloat16():
+            facts.extra["bfloat16"] = "computed in float32"
+    written = sum(len(engine.rewritten) for engine in engines)
+    if written:
+        facts.extra["written_in_place"] = written
 
 
 def _how_called(device: torch.device) -> str:
@@ -154,16 +155,15 @@ def _how_called(device: torch.device) -> str:
     return f"by the public API, since the native way fails: {why}" if why else "native"
 
 
-def _require(*devices: str) -> torch.device:
-    """The device of the graph.
+def _require(devices: Sequence[str]) -> torch.device:
+    """The device of a graph that has tensors on these devices; the CPU for a graph without any.
 
     Raises:
         Refusal: a package is missing, or the graph is not on the CPU or on one GPU.
     """
     require_installed(("onnxruntime", "onnx", "onnxscript"), install("onnxrt"))
-    kinds = [torch.device(each) for each in devices] or [torch.device("cpu")]
-    elsewhere = [str(each) for each in kinds if each.type not in ("cpu", "cuda")]
-    if elsewhere or len(kinds) > 1:
+    device = torch.device(devices[0] if devices else "cpu")
+    if len(devices) > 1 or device.type not in ("cpu", "cuda"):
         what = f"the graph is on {', '.join(devices)}; onnxrt runs graphs on the CPU or one GPU"
         refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
-    return kinds[0]
+    return device

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from composer import _torch
 from composer.backends.onnxrt.library import onnxruntime
-from composer.backends.onnxrt.ports import Ports, Run
+from composer.backends.onnxrt.ports import Ports, Run, allocator
 from composer.lowering.export.onnx import as_scalar
 
 _NOWHERE = torch.zeros(1, device="cpu")
@@ -27,36 +26,40 @@ def bound_run(session: Any, ports: Ports) -> Run:
     if ports.device.type != "cpu":
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     fed = ports.fed(session)
-    empties = [
-        _torch.tensors.empty(each.shape, each.dtype, ports.device)
-        for each in ports.outputs
-        if ports.is_static and each.shape is not None and each.dtype
-    ]
+    static = ports.outputs if ports.is_static else ()
+    allocators = [allocator(each, ports.device) for each in static]
+    dtypes = [each.dtype or torch.int64 for each in ports.outputs]
+    receivers = [each.receiver() for each in ports.outputs]
 
     def memory(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
         where = tensor.device.type, tensor.device.index or 0
         address = tensor.data_ptr() or _NOWHERE.data_ptr()
         return name, *where, ports.types[name], list(tensor.shape), address
 
-    def call(args: tuple[Any, ...]) -> list[Any]:
-        binding = session.io_binding()
-        given = {ports.names[i]: _contiguous(args[i]) for i in fed}
-        for name, tensor in given.items():
-            binding.bind_input(*memory(name, tensor))
+    def run_static(binding: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
         reused = ports.reused(args)
-        results = [reused[i] if i in reused else new() for i, new in enumerate(empties)]
-        for name, tensor in zip(ports.output_names, results, strict=False):
-            binding.bind_output(*memory(name, tensor))
-        for name in ports.output_names[len(results) :]:
+        results = [reused[i] if i in reused else new() for i, new in enumerate(allocators)]
+        for name, result in zip(ports.output_names, results, strict=True):
+            binding.bind_output(*memory(name, result))
+        session.run_with_iobinding(binding, options)
+        return results
+
+    def run_dynamic(binding: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+        for name in ports.output_names:
             binding.bind_output(name, "cpu")
         session.run_with_iobinding(binding, options)
-        if not results:
-            dtypes = (each.dtype or torch.int64 for each in ports.outputs)
-            made = zip(binding.get_outputs(), dtypes, strict=True)
-            results = [_copied(value, dtype).to(ports.device) for value, dtype in made]
-        return [
-            output.receiver()(each) for output, each in zip(ports.outputs, results, strict=True)
-        ]
+        made = zip(binding.get_outputs(), dtypes, strict=True)
+        return [_copied(value, dtype).to(ports.device) for value, dtype in made]
+
+    run_bound = run_static if ports.is_static else run_dynamic
+
+    def call(args: tuple[Any, ...]) -> list[Any]:
+        binding = session.io_binding()
+        inputs = {ports.names[i]: _contiguous(args[i]) for i in fed}  # alive until the end
+        for name, tensor in inputs.items():
+            binding.bind_input(*memory(name, tensor))
+        results = run_bound(binding, args)
+        return [receive(result) for receive, result in zip(receivers, results, strict=True)]
 
     return call
 

@@ -21,8 +21,11 @@ _COPIES = 4.5
 
 def require_memory(weights: Iterable[torch.Tensor]) -> None:
     """Raise a ``MemoryError`` if the copies of these weights need more memory than is free."""
-    needed = _COPIES * sum(each.nbytes for each in weights if each.dtype in _HALVES)
-    free = available_memory() if needed else None
+    halves = (each.nbytes for each in weights if each.dtype in _HALVES)
+    needed = _COPIES * sum(halves)
+    if not needed:
+        return
+    free = available_memory()
     if free is not None and needed > free:
         what = f"copies of the weights in float32 would take {_gib(needed)}, {_gib(free)} are free"
         raise MemoryError(what)

@@ -12,8 +12,8 @@ were seen in ONNX Runtime 1.31.1 and 1.32.0. Tests marked ``upstream`` in
 from __future__ import annotations
 
 import functools
-import itertools
 import math
+import operator
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +26,7 @@ from composer.graphs.nodes import tensors_of
 from composer.lowering.operators.arithmetic import are_integers, towards_zero
 from composer.lowering.operators.convolution import of_length
 from composer.lowering.operators.entry import (
+    Function,
     Operator,
     Operators,
     always,
@@ -95,9 +96,15 @@ def _of_large_integers() -> Operators:
     return lying_as_in_eager(reductions) | {
         aten.prod: Operator(unsupported=large),
         aten.sign: Operator(unsupported=large),
-        aten.maximum.default: Operator(maximum, unsupported=large),
-        aten.minimum.default: Operator(minimum, unsupported=large),
-        aten.relu.default: Operator(relu, unsupported=large),
+        aten.maximum.default: Operator(
+            _of_int64(lambda a, b: torch.where(a > b, a, b)), unsupported=large
+        ),
+        aten.minimum.default: Operator(
+            _of_int64(lambda a, b: torch.where(a < b, a, b)), unsupported=large
+        ),
+        aten.relu.default: Operator(
+            _of_int64(lambda x: torch.where(x > 0, x, 0)), unsupported=large
+        ),
         aten.clamp: Operator(unsupported=large),
         aten.clamp.default: Operator(clamp),
         aten.clamp_min: Operator(unsupported=large),
@@ -109,49 +116,45 @@ def _of_large_integers() -> Operators:
 
 def large_integers(node: torch.fx.Node) -> str | None:
     """Reject int64: the kernels use only 32 bits of it, or saturate."""
-    value = next(tensors_of(node), None)  # indices come second
-    is_long = value is not None and value.dtype is torch.int64
+    value, *_ = tensors_of(node)  # indices come second
+    is_long = value.dtype is torch.int64
     return "int64 is computed with 32 bits, or saturates" if is_long else None
 
 
-def maximum(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The larger of two int64 values, by a comparison and ``where``."""
-    return torch.where(a > b, a, b) if _are_long(a, b) else NotImplemented
+def _of_int64(function: Function) -> Function:
+    """A decorator that declines calls with a tensor of another dtype than int64."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        dtypes = {each.dtype for each in args if isinstance(each, torch.Tensor)}
+        return function(*args, **kwargs) if dtypes == {torch.int64} else NotImplemented
+
+    return guarded
 
 
-def minimum(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The smaller of two int64 values, by a comparison and ``where``."""
-    return torch.where(a < b, a, b) if _are_long(a, b) else NotImplemented
-
-
-def _are_long(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype is torch.int64 and b.dtype is torch.int64
-
-
-def relu(x: torch.Tensor) -> Any:
-    """ReLU of int64, by a comparison and ``where``."""
-    return torch.where(x > 0, x, 0) if x.dtype is torch.int64 else NotImplemented
-
-
+@_of_int64
 def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
     """Clamp int64 by comparisons and ``where``. ``min`` or ``max`` may be ``None``."""
-    if x.dtype is not torch.int64 or isinstance(min, float) or isinstance(max, float):
+    if float in (type(min), type(max)):
         return NotImplemented
     if min is not None:
         x = torch.where(x < min, min, x)
-    return x if max is None else torch.where(x > max, max, x)
+    if max is not None:
+        x = torch.where(x > max, max, x)
+    return x
 
 
+@_of_int64
 def extreme(largest: bool, x: torch.Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Any:
     """The largest or smallest int64, by ``TopK``, whose kernel compares all 64 bits.
 
     Args:
-        largest: Whether the largest is wanted.
-        x: The operand.
+        largest: True for the largest.
+        x: The operand. A tensor without dimensions is declined.
         dims: The dimensions to reduce; all if empty.
-        keepdim: Whether reduced dimensions stay, with size 1.
+        keepdim: True to keep reduced dimensions, with size 1.
     """
-    if x.dtype is not torch.int64 or not x.dim():
+    if not x.dim():
         return NotImplemented
     dims = dims or range(x.dim())
     for dim in dims:
@@ -159,9 +162,10 @@ def extreme(largest: bool, x: torch.Tensor, dims: Sequence[int] = (), keepdim: b
     return x if keepdim else x.squeeze([*dims])
 
 
+@_of_int64
 def extreme_along(largest: bool, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
     """The largest or smallest int64 along one dimension, and its index."""
-    if x.dtype is not torch.int64 or not x.dim():
+    if not x.dim():
         return NotImplemented
     values, places = torch.topk(x, 1, dim, largest)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
@@ -181,17 +185,21 @@ def sum_of_integers(
     they are, since float64 is exact enough for them. On a GPU, neither torch nor the engines have
     integer products.
     """
-    is_long = x.dtype in (torch.int32, torch.int64) and x.device.type == "cpu"
-    if not x.dim() or not is_long or (dtype and dtype.is_floating_point):
+    if x.dtype not in (torch.int32, torch.int64) or x.device.type != "cpu" or not x.dim():
         return NotImplemented
-    summed = sorted(dim % x.dim() for dim in dims or range(x.dim()))
-    kept = [dim for dim in range(x.dim()) if dim not in summed]
-    rows, count = (math.prod(x.shape[dim] for dim in each) for each in (kept, summed))
-    table = x.to(torch.int64).permute(*kept, *summed).reshape(rows, count)
-    ones = torch.ones(count, 1, dtype=torch.int64, device=x.device)
-    shape = [1 if dim in summed else size for dim, size in enumerate(x.shape)]
-    sums = torch.mm(table, ones).reshape(shape if keepdim else [x.shape[dim] for dim in kept])
-    return sums if dtype is None else sums.to(dtype)
+    dtype = dtype or torch.int64
+    if dtype.is_floating_point:
+        return NotImplemented
+    summed = [dim % x.dim() for dim in dims or range(x.dim())]
+    moved = x.to(torch.int64).movedim(summed, [*range(-len(summed), 0)])
+    kept, reduced = moved.shape[: -len(summed)], moved.shape[-len(summed) :]
+    table = moved.reshape(math.prod(kept), math.prod(reduced))
+    ones = torch.ones(table.shape[1], 1, dtype=torch.int64, device=x.device)
+    sums = torch.mm(table, ones).reshape(kept)
+    if keepdim:
+        for dim in sorted(summed):
+            sums = sums.unsqueeze(dim)
+    return sums.to(dtype)
 
 
 def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
@@ -243,7 +251,7 @@ def rounded_quotient(node: torch.fx.Node) -> str | None:
     return "a quotient in float16 is rounded before its fraction goes" if truncates else None
 
 
-def compare(operator: Any, x: torch.Tensor, number: Any) -> Any:
+def compare(comparison: Any, x: torch.Tensor, number: Any) -> Any:
     """Compare float16 with a number that is rounded to float16 first, as torch does.
 
     ONNX Runtime compares in float32, with the number unrounded.
@@ -254,7 +262,9 @@ def compare(operator: Any, x: torch.Tensor, number: Any) -> Any:
         (held,) = struct.unpack("e", struct.pack("e", float(number)))
     except OverflowError:
         held = math.copysign(math.inf, number)
-    return NotImplemented if held == number or number != number else operator(x, held)
+    if held == number or math.isnan(number):
+        return NotImplemented
+    return comparison(x, held)
 
 
 def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
@@ -283,16 +293,18 @@ def far_padded(
     for it when the model runs.
     """
     dims = x.dim() - 2
-    moves = [of_length(each, dims) for each in (stride, padding, dilation, output_padding)]
-    far = any(more >= step for step, _, _, more in zip(*moves, strict=True))
-    allowed = all(more < max(step, gap) for step, _, gap, more in zip(*moves, strict=True))
-    if not transposed or not far or not allowed or not _torch.tensors.is_row_major(x):
+    geometry = stride, padding, dilation, output_padding
+    steps, cropped, gaps, added = (of_length(each, dims) for each in geometry)
+    allowed = all(map(operator.lt, added, map(max, steps, gaps)))  # torch refuses any other
+    if not (transposed and allowed and _is_far(added, steps)) or not _torch.tensors.is_row_major(x):
         return NotImplemented
     zero = [0] * dims
     whole = torch.convolution(x, weight, None, stride, zero, dilation, True, zero, groups)
-    ends = [(-pad, more - pad) for _, pad, _, more in reversed(list(zip(*moves, strict=True)))]
-    found = torch.nn.functional.pad(whole, [*itertools.chain(*ends)])
-    return found if bias is None else found + bias.reshape(-1, *[1] * dims)
+    edges: list[int] = []  # of the last dimension first
+    for crop, more in zip(reversed(cropped), reversed(added), strict=True):
+        edges += -crop, more - crop
+    result = torch.nn.functional.pad(whole, edges)
+    return result if bias is None else result + bias.reshape(-1, *[1] * dims)
 
 
 def padded_output(node: torch.fx.Node) -> str | None:
@@ -303,15 +315,19 @@ def padded_output(node: torch.fx.Node) -> str | None:
     if not _torch.operators.argument(node, "transposed"):
         return None
     padding = _torch.operators.argument(node, "output_padding")
-    strides = _torch.operators.argument(node, "stride")
-    beyond = any(p >= s for p, s in zip(padding, strides, strict=False))
-    return "its output is padded by a stride or more" if beyond else None
+    stride = _torch.operators.argument(node, "stride")
+    return "its output is padded by a stride or more" if _is_far(padding, stride) else None
+
+
+def _is_far(output_padding: Sequence[int], stride: Sequence[int]) -> bool:
+    """True if the output is padded by a stride or more in some dimension."""
+    return any(map(operator.ge, output_padding, stride))
 
 
 def accumulated(
     x: torch.Tensor,
     indices: Sequence[torch.Tensor | None],
-    values: torch.Tensor | None = None,
+    values: torch.Tensor,
     accumulate: bool = False,
 ) -> Any:
     """Accumulate values at indices along one dimension by ``scatter_add``.
@@ -320,12 +336,11 @@ def accumulated(
     several threads at once, and loses values where an index occurs twice
     (microsoft/onnxruntime#18048 describes these threads).
     """
-    along = [dim for dim, each in enumerate(indices) if each is not None]
-    if not accumulate or values is None or len(along) != 1 or x.device.type != "cpu":
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    if not accumulate or len(given) != 1 or x.device.type != "cpu":
         return NotImplemented
-    (dim,) = along
-    index = indices[dim]
-    if index is None or index.dtype is not torch.int64:  # others are masks
+    ((dim, index),) = given.items()
+    if index.dtype is not torch.int64:  # others are masks
         return NotImplemented
     if any(map(_torch.symbols.depends_on_data, index.shape)):
         return NotImplemented
@@ -334,12 +349,16 @@ def accumulated(
     places = index.reshape(-1)
     places = torch.where(places < 0, places + x.shape[dim], places)
     places = places.reshape(-1, *([1] * len(after))).expand(added.shape)
-    result = aten.scatter_add.default(x, dim, places, added)
+    return _in_memory_as(x, aten.scatter_add.default(x, dim, places, added))
+
+
+def _in_memory_as(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """The result, copied where needed so that its dimensions lie in memory as those of ``x``."""
     order = _torch.tensors.order_of_memory(x)
     if order == sorted(order):
         return result
-    back = [order.index(dim) for dim in range(x.dim())]
-    return result.permute(order).contiguous().permute(back)
+    inverse = [order.index(dim) for dim in range(x.dim())]
+    return result.permute(order).contiguous().permute(inverse)
 
 
 def added_at_once(node: torch.fx.Node) -> str | None:
@@ -349,8 +368,8 @@ def added_at_once(node: torch.fx.Node) -> str | None:
     """
     if not _torch.operators.argument(node, "accumulate"):
         return None
-    indices = [each.meta["val"] for each in node.args[1] if each is not None]  # type: ignore[union-attr]
-    counts = any(map(is_integral, indices))  # others are masks
+    given = filter(None, _torch.operators.argument(node, "indices"))
+    counts = any(is_integral(index.meta["val"]) for index in given)  # others are masks
     return "several threads would add to one element at once" if counts else None
 
 

@@ -121,13 +121,6 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 def make_engine(
     graph: OnnxGraph, region: Region, settings: Settings, device: torch.device
 ) -> OnnxRuntimeEngine:
-    """The engine for a region on this device.
-
-    Args:
-        graph: The model.
-        region: The region that the model was made from.
-        settings: How to make sessions.
-        device: Where the region's tensors are.
-    """
+    """The engine for a region on this device."""
     kind = CudaEngine if device.type == "cuda" else OnnxRuntimeEngine
     return kind(graph, region, settings, device)

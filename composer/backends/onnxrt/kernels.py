@@ -16,8 +16,8 @@ import torch.fx
 
 from composer import _torch
 from composer.backends.onnxrt.dialect import dialect
-from composer.graphs.nodes import tensors_of
 from composer.lowering.export.onnx import why_not
+from composer.lowering.partition.regions import seen_by
 from composer.lowering.views import is_view
 
 _FLOAT8 = frozenset(
@@ -49,7 +49,10 @@ def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
 
     Either ONNX cannot express the call, or there is no CPU kernel for it.
     """
-    return why_not(node, dialect()) or (_no_kernel(node, device) if device.type == "cpu" else None)
+    why = why_not(node, dialect())
+    if why is None and device.type == "cpu":
+        return _no_kernel(node, device)
+    return why
 
 
 def widens_bfloat16(device: torch.device) -> bool:
@@ -64,16 +67,18 @@ def narrow_here(node: torch.fx.Node, device: torch.device) -> frozenset[torch.dt
     """The dtypes of a call's operands and results that have to be replaced by float32."""
     if node.op != "call_function" or device.type != "cpu":
         return frozenset()
+    narrow = frozenset[torch.dtype]()
     by_definition = _torch.operators.operator_name(node.target) in _BY_DEFINITION
-    wide = by_definition or _adds_up(node)
-    dtypes = dtypes_of(node) & {torch.float16} if wide else frozenset()
-    return dtypes | _computed(node) & {torch.bfloat16} if widens_bfloat16(device) else dtypes
+    if by_definition or _adds_up(node):
+        narrow |= dtypes_of(node) & {torch.float16}
+    if widens_bfloat16(device):
+        narrow |= _computed(node) & {torch.bfloat16}
+    return narrow
 
 
 def dtypes_of(node: torch.fx.Node) -> frozenset[torch.dtype]:
     """The dtypes of a call's operands and results."""
-    sources = (node, *node.all_input_nodes)
-    return frozenset(each.dtype for source in sources for each in tensors_of(source))
+    return frozenset(each.dtype for each in seen_by(node))
 
 
 def lacking(dtypes: Iterable[torch.dtype]) -> str:
@@ -83,8 +88,6 @@ def lacking(dtypes: Iterable[torch.dtype]) -> str:
 
 
 def _no_kernel(node: torch.fx.Node, device: torch.device) -> str | None:
-    if node.op != "call_function":
-        return None
     missing = dtypes_of(node) & _FLOAT8
     if _torch.operators.operator_name(node.target) == "aten::scatter_reduce":  # the kernel raises
         missing |= dtypes_of(node) & {torch.bool}
@@ -95,14 +98,14 @@ def _no_kernel(node: torch.fx.Node, device: torch.device) -> str | None:
 
 def _computed(node: torch.fx.Node) -> frozenset[torch.dtype]:
     """The dtypes that a call computes with; empty if the call only moves elements."""
-    moves = node.target is operator.getitem or is_view(node)
-    return (
-        frozenset()
-        if moves or _torch.operators.operator_name(node.target) in _MOVES
-        else dtypes_of(node)
-    )
+    is_move = _torch.operators.operator_name(node.target) in _MOVES
+    if is_move or node.target is operator.getitem or is_view(node):
+        return frozenset()
+    return dtypes_of(node)
 
 
 def _adds_up(node: torch.fx.Node) -> bool:
-    puts = _torch.operators.operator_name(node.target) in _ADD_UP
-    return puts and _torch.operators.argument(node, "accumulate") is not False
+    """True if a call may add several elements into one; some do so only with ``accumulate``."""
+    if _torch.operators.operator_name(node.target) not in _ADD_UP:
+        return False
+    return _torch.operators.argument(node, "accumulate") is not False

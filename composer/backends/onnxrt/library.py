@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_PROVIDERS = "*onnxruntime_providers_*"
 _SWITCH = "ORT_DISABLE_TELEMETRY"
 """An environment variable that ONNX Runtime 1.29 and newer reads when it is imported."""
 
@@ -51,9 +50,9 @@ def is_for_cpu_alone() -> bool:
     nothing.
     """
     spec = importlib.util.find_spec("onnxruntime")
-    folders = (spec and spec.submodule_search_locations) or ()
-    names = {each.name for at in folders for each in Path(at, "capi").glob(_PROVIDERS)}
-    return not any("providers_shared" not in name for name in names)
+    assert spec is not None, "the probe looks for the package before"
+    libraries = Path(str(spec.origin)).parent.glob("capi/*onnxruntime_providers_*")
+    return all("providers_shared" in library.name for library in libraries)
 
 
 def native() -> Any:
@@ -63,5 +62,5 @@ def native() -> Any:
 
 def errors(*names: str) -> tuple[type[Exception], ...]:
     """The exception classes of the native module with these names; unknown names are skipped."""
-    found = (getattr(native(), name, None) for name in names)
-    return tuple(each for each in found if each is not None)
+    module = native()
+    return tuple(getattr(module, name) for name in names if hasattr(module, name))

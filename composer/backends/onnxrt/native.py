@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]  # no __all__
 
-from composer import _torch
 from composer.backends.onnxrt.library import native, onnxruntime
-from composer.backends.onnxrt.ports import Ports, Run
+from composer.backends.onnxrt.ports import Ports, Run, allocator
 from composer.errors import class_and_text
 from composer.lowering.export.onnx import Output, as_scalar
 
@@ -122,13 +121,7 @@ def _flag() -> tuple[bool, ...]:
 
 def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Tensor]:
     """A function that allocates an output of fixed shape and appends it to a vector of results."""
-    assert output.shape is not None
-    assert output.dtype is not None
-    empty, order, flag = (
-        _torch.tensors.empty(output.shape, output.dtype, device),
-        output.order,
-        _flag(),
-    )
+    empty, order, flag = allocator(output, device), output.order, _flag()
 
     def allocate(fetches: Any) -> torch.Tensor:
         tensor = empty()
@@ -140,7 +133,8 @@ def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Te
         _feed_bools(fetches, tensor)
         return tensor
 
-    chosen = allocate_bools if output.dtype is torch.bool and _flags_bools() else allocate
+    is_flagged = output.dtype is torch.bool and _flags_bools()
+    chosen = allocate_bools if is_flagged else allocate
     return chosen if order is None else lambda fetches: chosen(fetches).permute(order)
 
 

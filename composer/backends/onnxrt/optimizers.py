@@ -23,11 +23,11 @@ Disabled for some models:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from composer.backends.onnxrt.norms import FUSIONS
+from composer.backends.onnxrt.values import Values
 
 if TYPE_CHECKING:
     import onnx
@@ -36,56 +36,42 @@ SLOWER = ("SkipLayerNormFusion",)
 PADS = "Pad_Fusion"
 SCALES = "MatMulScaleFusion"
 
-_SCALINGS = {"Mul", "Div"}
-
 
 def left_out(model: onnx.ModelProto) -> Iterator[str]:
     """The names of the optimizers to disable for this model."""
+    values = Values(model)
     yield from SLOWER
     yield from FUSIONS
-    if _pads_averages(model):
+    if _pads_averages(model, values):
         yield PADS
-    if _has_doubles(model) or _scales_again(model):
+    if _has_doubles(values) or _scales_twice(model, values):
         yield SCALES
 
 
-def _pads_averages(model: onnx.ModelProto) -> bool:
+def _pads_averages(model: onnx.ModelProto, values: Values) -> bool:
     """True if an average pool reads the result of a ``Pad``."""
-    nodes = model.graph.node
-    padded = {node.output[0] for node in nodes if node.op_type == "Pad"}
-    return any(node.op_type == "AveragePool" and node.input[0] in padded for node in nodes)
+    pools = [node for node in model.graph.node if node.op_type == "AveragePool"]
+    return any(values.producer(pool.input[0], "Pad") for pool in pools)
 
 
-def _has_doubles(model: onnx.ModelProto) -> bool:
-    """True if any value or initializer is float64."""
+def _has_doubles(values: Values) -> bool:
+    """True if any value is float64."""
     import onnx
 
-    graph = model.graph
-    values = (e.type.tensor_type for e in (*graph.input, *graph.value_info, *graph.output))
-    dtypes = {*(e.elem_type for e in values), *(e.data_type for e in graph.initializer)}
-    return onnx.TensorProto.DOUBLE in dtypes
+    return onnx.TensorProto.DOUBLE in {each.dtype for each in values.types.values()}
 
 
-def _scales_again(model: onnx.ModelProto) -> bool:
+def _scales_twice(model: onnx.ModelProto, values: Values) -> bool:
     """True if a value is multiplied or divided by a number, and the result again by a number.
 
     Other users of the first result are not checked here. The optimizer merges equal operations
     before, so the users it sees may differ from those in this model.
     """
-    numbers, scaled = set(_numbers(model)), set[str]()
+    scaled: set[str] = set()
     for node in model.graph.node:
-        if node.op_type in _SCALINGS and not numbers.isdisjoint(node.input):
-            if not scaled.isdisjoint(node.input):
-                return True
-            scaled.update(node.output)
+        if node.op_type not in ("Mul", "Div") or not any(map(values.is_number, node.input)):
+            continue
+        if not scaled.isdisjoint(node.input):
+            return True
+        scaled.update(node.output)
     return False
-
-
-def _numbers(model: onnx.ModelProto) -> Iterator[str]:
-    """The names of the constants with one element."""
-    yield from (each.name for each in model.graph.initializer if math.prod(each.dims) == 1)
-    for node in model.graph.node:
-        if node.op_type == "Constant":
-            (value,) = node.attribute
-            if not value.HasField("t") or math.prod(value.t.dims) == 1:
-                yield node.output[0]

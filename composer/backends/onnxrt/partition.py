@@ -46,7 +46,7 @@ def partition(
         Refusal: a region is refused although each of its calls is taken by itself, or calls are
             still refused after the last round.
     """
-    asked: dict[str, str | None] = {}
+    reasons: dict[str, str | None] = {}
 
     def load(region: Region, artefacts: Artefacts) -> OnnxRuntimeEngine:
         terms.check_time()
@@ -57,13 +57,13 @@ def partition(
     def why_alone(node: torch.fx.Node) -> str | None:
         region = alone(node)
         key = graph_key(region.gm)
-        if key not in asked:
+        if key not in reasons:
             try:
                 load(region, terms.artefacts.off_disk())
-                asked[key] = None
-            except Refusal as why:
-                asked[key] = _said(why, node)
-        return asked[key]
+                reasons[key] = None
+            except Refusal as refusal:
+                reasons[key] = _describe(refusal, node)
+        return reasons[key]
 
     def load_or_raise(region: Region) -> tuple[OnnxRuntimeEngine, dict[str, str]]:
         return load(region, terms.artefacts), {}
@@ -78,18 +78,19 @@ def partition(
     )
 
 
-def _said(why: Refusal, node: torch.fx.Node) -> str:
+def _describe(refusal: Refusal, node: torch.fx.Node) -> str:
     """A short text that says why a call was refused.
 
     Raises:
-        Refusal: ``why`` itself, if the call is not the cause.
+        Refusal: the refusal itself, if the call is not its cause.
     """
-    said, *_ = str(why).partition("\n")
-    match why.reason:
+    first_line, *_ = str(refusal).partition("\n")
+    match refusal.reason:
         case Reason.UNSUPPORTED_OP:
             return lacking(dtypes_of(node))
         case Reason.EXPORT_FAILED:
-            return f"the exporter fails: {said}"
+            return f"the exporter fails: {first_line}"
         case Reason.BUILD_FAILED:
-            return f"ONNX Runtime refuses it: {said.rpartition(' : ')[2]}"  # without error codes
-    raise why
+            without_code = first_line.rpartition(" : ")[2]
+            return f"ONNX Runtime refuses it: {without_code}"
+    raise refusal

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from composer import _torch
 from composer.graphs import sharing
 from composer.lowering.export.onnx import OnnxGraph, Output
 from composer.lowering.partition.regions import Region
@@ -47,8 +48,9 @@ class Ports:
     def of(graph: OnnxGraph, region: Region, device: torch.device) -> Ports:
         """The ports of a region that was translated to a model."""
         model, dtypes = graph.model.graph, region.input_dtypes
+        tensors = {i for i, dtype in enumerate(dtypes) if dtype is not None}
         held = region.weights.keys() | region.constants.keys()
-        is_static = all(each.shape is not None and each.dtype for each in graph.outputs)
+        is_static = all(None not in (each.shape, each.dtype) for each in graph.outputs)
         return Ports(
             names=graph.inputs,
             dtypes=dtypes,
@@ -58,7 +60,7 @@ class Ports:
             device=device,
             is_static=is_static,
             rewritten=region.rewritten if is_static else {},
-            read=tuple(i for i, each in enumerate(dtypes) if each and i not in held),
+            read=tuple(sorted(tensors - held)),
         )
 
     def fed(self, session: Any) -> tuple[int, ...]:
@@ -66,8 +68,8 @@ class Ports:
 
         The session holds the other arguments already, or does not read them.
         """
-        asked = {each.name for each in session.get_inputs()}
-        return tuple(i for i, name in enumerate(self.names) if name in asked)
+        inputs = {each.name for each in session.get_inputs()}
+        return tuple(i for i, name in enumerate(self.names) if name in inputs)
 
     def reused(self, args: tuple[Any, ...]) -> dict[int, torch.Tensor]:
         """Maps each result that this call writes in place to the argument whose memory it gets.
@@ -81,3 +83,10 @@ class Ports:
             for result, at in self.rewritten.items()
             if at not in shared and args[at].is_contiguous()
         }
+
+
+def allocator(output: Output, device: torch.device) -> Callable[[], torch.Tensor]:
+    """A function that allocates a result of fixed shape, as the model returns it."""
+    assert output.shape is not None
+    assert output.dtype is not None
+    return _torch.tensors.empty(output.shape, output.dtype, device)

@@ -11,8 +11,9 @@ and ``Gemm`` reads the weight directly, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from composer.backends.onnxrt.values import Values, attributes
 
 if TYPE_CHECKING:
     import onnx
@@ -24,51 +25,38 @@ def read_weights_as_they_lie(model: onnx.ModelProto) -> None:
     """Replace each ``MatMul`` of a transposed weight by a ``FusedMatMul`` of the weight itself.
 
     Args:
-        model: A model with its weights as initializers. It is changed in place.
+        model: A model with its weights as initializers. It is changed in place. The ``Transpose``
+            nodes stay, and nothing reads their results any more.
     """
     import onnx
 
-    nodes = model.graph.node
-    if any(each.HasField("g") for node in nodes for each in node.attribute):
-        return  # a subgraph may read any value
-    weights = dict(_transposed_weights(model))
-    biased = set(_with_bias(model))
-    changed = False
-    for node in nodes:
-        if node.op_type != "MatMul" or node.output[0] in biased:
-            continue
-        weight = weights.get(node.input[1])
+    values = Values(model)
+    for node in model.graph.node:
+        weight = _transposed_weight(node, values)
         if weight is not None:
             node.op_type, node.domain, node.input[1] = "FusedMatMul", DOMAIN, weight
             node.attribute.append(onnx.helper.make_attribute("transB", 1))
-            changed = True
-    if not changed:
-        return
-    read = {name for node in nodes for name in node.input}
-    read |= {each.name for each in model.graph.output}
-    for node in [each for each in nodes if each.output[0] in weights.keys() - read]:
-        nodes.remove(node)  # ONNX Runtime would run it, although nothing reads it
     if all(each.domain != DOMAIN for each in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
 
 
-def _transposed_weights(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
-    """Names of transposed float32 initializers, each with the name of its initializer."""
+def _transposed_weight(product: onnx.NodeProto, values: Values) -> str | None:
+    """The float32 matrix whose transpose is the second factor of a product without a bias."""
     import onnx
 
-    given = model.graph.initializer
-    single = (each for each in given if each.data_type == onnx.TensorProto.FLOAT)
-    matrices = {each.name for each in single if len(each.dims) == 2}
-    for node in model.graph.node:
-        if node.op_type == "Transpose" and node.input[0] in matrices:
-            order = [number for each in node.attribute for number in each.ints]
-            if order in ([1, 0], []):  # by default all dimensions are reversed
-                yield node.output[0], node.input[0]
+    if product.op_type != "MatMul" or _has_bias(product, values):
+        return None
+    transpose = values.producer(product.input[1], "Transpose")
+    if transpose is None:
+        return None
+    (weight,) = transpose.input
+    dtype, shape = values.types[weight]
+    is_matrix = dtype == onnx.TensorProto.FLOAT and len(shape) == 2
+    is_reversed = attributes(transpose).get("perm", [1, 0]) == [1, 0]
+    return weight if is_matrix and is_reversed and weight in values.initializers else None
 
 
-def _with_bias(model: onnx.ModelProto) -> Iterator[str]:
-    """Names of values that an initializer is added to."""
-    given = {each.name for each in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Add" and given.intersection(node.input):
-            yield from node.input
+def _has_bias(product: onnx.NodeProto, values: Values) -> bool:
+    """True if an initializer is added to the product."""
+    added = [user for user in values.users(product.output[0]) if user.op_type == "Add"]
+    return any(not values.initializers.isdisjoint(user.input) for user in added)

@@ -16,6 +16,7 @@ from composer.backends.onnxrt.norms import fuse_norms
 from composer.backends.onnxrt.optimizers import left_out
 from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
+from composer.backends.onnxrt.values import drop_unread
 from composer.backends.tf32 import allows_both
 from composer.errors import Refusal, refuse
 from composer.lowering.export.onnx import OnnxGraph
@@ -69,22 +70,16 @@ def make_session(
     providers = _providers(settings, device)
     _require_built_in(providers, package.get_available_providers(), settings)
     model = graph.with_weights(weights)
-    if [*providers] == [CPU]:
-        read_weights_as_they_lie(model)
-    if {*providers} <= {CPU, CUDA}:
-        fuse_norms(model)
+    _use_own_operators(model, providers)
+    on_cpu = _values_on_cpu(model, weights)
+    in_place = _values_in_place(on_cpu, weights, device)
     options = session_options(settings)
-    types = {each.name: each.data_type for each in model.graph.initializer}
-    given = {name: each for name, each in weights.items() if name in types}
-    on_cpu = {name: _value(each.cpu(), types[name]) for name, each in given.items()}
-    there = on_cpu if device.type == "cpu" else _values_on(device, given)
-    if given:
-        # The first call lets the optimizer see the values. It needs them on the CPU: the address
-        # of a GPU's memory ends the process. The second call makes the kernels read the values in
-        # place. With the first call alone, ONNX Runtime 1.31 copies every value.
-        options.add_external_initializers(list(on_cpu), list(on_cpu.values()))
-        for name in there.keys() - _may_be_transposed(model):
-            options.add_initializer(name, there[name])
+    # The first call lets the optimizer see the values. It needs them on the CPU: the address of a
+    # GPU's memory ends the process. The second call makes the kernels read the values in place.
+    # With the first call alone, ONNX Runtime 1.31 copies every value.
+    options.add_external_initializers(list(on_cpu), list(on_cpu.values()))
+    for name in in_place.keys() - _may_be_transposed(model):
+        options.add_initializer(name, in_place[name])
     try:
         session = package.InferenceSession(
             model.SerializeToString(),
@@ -98,28 +93,44 @@ def make_session(
     except errors("Fail", "InvalidGraph", "RuntimeException") as error:
         raise Refusal(Status.FAILED, Reason.BUILD_FAILED, str(error)) from error
     never_freed_in_forks(session).disable_fallback()
-    arrived = session.get_providers()
-    missing = [name for name in providers if name not in arrived]
-    if missing:
-        what = f"asked for {', '.join(missing)}, got {', '.join(arrived)}"
-        refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
-    return session, tuple(there.values())
+    _require_requested(providers, session.get_providers())
+    return session, tuple(in_place.values())
 
 
-def _value(tensor: torch.Tensor, onnx_type: int) -> Any:
-    """An ``OrtValue`` over the memory of a contiguous tensor on the CPU."""
-    from_numpy = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
-    return from_numpy(array_over(tensor), onnx_type)
+def _use_own_operators(model: onnx.ModelProto, providers: Mapping[str, object]) -> None:
+    """Use ONNX Runtime's own operators in a model, as far as all of these providers have them."""
+    if any(each.HasField("g") for node in model.graph.node for each in node.attribute):
+        return  # a subgraph may read any value
+    if providers.keys() == {CPU}:
+        read_weights_as_they_lie(model)
+    if providers.keys() <= {CPU, CUDA}:
+        fuse_norms(model)
+        drop_unread(model)
 
 
-def _values_on(device: torch.device, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """``OrtValue`` objects over the memory of GPU tensors.
+def _values_on_cpu(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """``OrtValue`` objects over the weights that a model reads, or over copies from a GPU.
 
-    Empty if the native way does not work; ONNX Runtime then copies the weights.
+    They must live until the session is made.
     """
+    from_numpy = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
+    read = [each for each in model.graph.initializer if each.name in weights]
+    arrays = {each.name: array_over(weights[each.name].cpu()) for each in read}
+    return {each.name: from_numpy(arrays[each.name], each.data_type) for each in read}
+
+
+def _values_in_place(
+    on_cpu: dict[str, Any], weights: Mapping[str, torch.Tensor], device: torch.device
+) -> dict[str, Any]:
+    """``OrtValue`` objects over the weights themselves, by the same names as those on the CPU.
+
+    Empty for a GPU where the native way does not work; ONNX Runtime then copies the weights.
+    """
+    if device.type == "cpu":
+        return on_cpu
     if why_not_native(device.type):
         return {}
-    return {name: onnxruntime().OrtValue(native_value(each)) for name, each in weights.items()}
+    return {name: onnxruntime().OrtValue(native_value(weights[name])) for name in on_cpu}
 
 
 def _may_be_transposed(model: onnx.ModelProto) -> set[str]:
@@ -129,8 +140,11 @@ def _may_be_transposed(model: onnx.ModelProto) -> set[str]:
     operands. If another operand is a weight that was given by address, the kernel would still read
     the weight untransposed.
     """
-    several = (node for node in model.graph.node if len(node.input) > 1)
-    return {name for node in several if node.op_type not in _KEEPING for name in node.input}
+    names: set[str] = set()
+    for node in model.graph.node:
+        if len(node.input) > 1 and node.op_type not in _KEEPING:
+            names.update(node.input)
+    return names
 
 
 def nodes_by_provider(session: Any) -> dict[str, int]:
@@ -149,24 +163,23 @@ def _providers(settings: Settings, device: torch.device) -> dict[str, dict[str, 
 
     On a GPU the CUDA provider works in torch's current stream.
     """
-    names = settings.providers or ((CUDA, CPU) if device.type == "cuda" else (CPU,))
-    asked = {name: dict(settings.provider_options.get(name, {})) for name in names}
-    if CUDA in asked and device.type == "cuda":
-        asked[CUDA] = _on_torchs_stream(device) | asked[CUDA]
-    return asked
+    default = (CUDA, CPU) if device.type == "cuda" else (CPU,)
+    names = settings.providers or default
+    options = {name: settings.provider_options.get(name, {}) for name in names}
+    if CUDA in options and device.type == "cuda":
+        options[CUDA] = _on_torchs_stream(device) | options[CUDA]
+    return options
 
 
 def _on_torchs_stream(device: torch.device) -> dict[str, str]:
-    """Options that give the CUDA provider torch's device, current stream and TF32 setting.
-
-    The device is passed only if it is not 0: with a device number, ONNX Runtime 1.31 prints on
-    stderr that the provider is not a plug-in.
-    """
-    return {
-        **({"device_id": str(device.index)} if device.index else {}),
+    """Options that give the CUDA provider torch's device, current stream and TF32 setting."""
+    options = {
         "user_compute_stream": str(torch.cuda.current_stream(device).cuda_stream),
         "use_tf32": str(int(allows_both())),
     }
+    if device.index:  # with a device number, ONNX Runtime 1.31 prints that it is not a plug-in
+        options["device_id"] = str(device.index)
+    return options
 
 
 def _require_built_in(
@@ -180,6 +193,14 @@ def _require_built_in(
     if settings.providers:
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
     refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
+
+
+def _require_requested(providers: Mapping[str, object], arrived: list[str]) -> None:
+    """Refuse if a session lacks a provider that was requested for it."""
+    missing = [name for name in providers if name not in arrived]
+    if missing:
+        what = f"asked for {', '.join(missing)}, got {', '.join(arrived)}"
+        refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
 
 
 def session_options(settings: Settings) -> Any:

@@ -68,29 +68,34 @@ class Settings(BaseModel):
     @field_validator("providers", "provider_options")
     @classmethod
     def _providers_are_known(cls, named: Any) -> Any:
-        known = _known_providers() if named else ()
-        wrong = [f"{name!r}{did_you_mean(name, known)}" for name in named if name not in known]
-        if known and wrong:
-            raise ValueError(f"unknown provider {', '.join(wrong)}")
+        if not named:
+            return named  # ONNX Runtime is imported only to check a name
+        try:
+            known = onnxruntime().get_all_providers()  # also those that it was built without
+        except ImportError:  # the probe reports it; names cannot be checked
+            return named
+        unknown = [f"{name!r}{did_you_mean(name, known)}" for name in named if name not in known]
+        if unknown:
+            raise ValueError(f"unknown provider {', '.join(unknown)}")
         return named
 
     @field_validator("session_config")
     @classmethod
     def _entries_are_no_slips(cls, entries: dict[str, str]) -> dict[str, str]:
-        unknown = (key for key in entries if key not in SESSION_KEYS)
-        slips = {key: nearest(key, SESSION_KEYS, cutoff=_SLIP) for key in unknown}
-        wrong = [f"{key!r}; did you mean {slip!r}?" for key, slip in slips.items() if slip]
-        if wrong:
-            raise ValueError(f"unknown entry {', '.join(wrong)}")
+        nearest_keys = {key: nearest(key, SESSION_KEYS, cutoff=_SLIP) for key in entries}
+        slips = [item for item in nearest_keys.items() if item[1] not in (None, item[0])]
+        if slips:
+            hints = [f"{key!r}; did you mean {known!r}?" for key, known in slips]
+            raise ValueError(f"unknown entry {', '.join(hints)}")
         return entries
 
     @model_validator(mode="after")
     def _options_belong_to_providers(self) -> Settings:
         given = [name for name, options in self.provider_options.items() if options]
         asked = self.providers or (CUDA, CPU)
-        unasked = [name for name in given if name not in asked]
-        if unasked:
-            raise ValueError(f"provider_options for {', '.join(unasked)}, not in providers")
+        unused = [name for name in given if name not in asked]
+        if unused:
+            raise ValueError(f"provider_options for {', '.join(unused)}, not in providers")
         if CPU in given:
             raise ValueError(f"provider_options: {CPU} takes none")
         return self
@@ -103,14 +108,3 @@ def read_settings(options: Mapping[str, Any]) -> Settings:
         OptionError: an option is unknown or malformed. The message names all of them.
     """
     return read_options(Settings, options, "onnxrt")
-
-
-def _known_providers() -> tuple[str, ...]:
-    """Every provider that this ONNX Runtime knows by name, even if it was built without it.
-
-    Empty if ONNX Runtime cannot be imported.
-    """
-    try:
-        return tuple(onnxruntime().get_all_providers())
-    except ImportError:  # the probe reports it; names cannot be checked
-        return ()

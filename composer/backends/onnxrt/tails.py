@@ -11,7 +11,7 @@ take its logarithm.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Collection, Set
 from typing import Any
 
 import torch
@@ -38,14 +38,14 @@ _OF_BOTH_SIGNS = (
     *_PRODUCTS,
 )
 # Operators that only move, cast, sum up or average the elements of their operands.
-_HANDING_ON = (
+_LINEAR = (
     *(aten.cat.default, aten.clone.default, aten._to_copy.default, aten.slice.Tensor),
     *(aten.mean.dim, aten.sum.dim_IntList),
 )
 # Operators whose results have both signs if an operand has both.
 _KEEPING_SIGNS = (
     *(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.neg.default),
-    *_HANDING_ON,
+    *_LINEAR,
 )
 _KEEPING_SMALL = (
     *(aten.abs.default, aten.where.self, aten.clamp.default, aten.clamp_min.default),
@@ -56,10 +56,13 @@ _KEEPING_SMALL = (
 """Operators whose results may be small where an operand is small."""
 
 # Operators that need a small relative error of a small operand.
-_ASKING = (
+_SENSITIVE = (
     *(aten.log.default, aten.log2.default, aten.log10.default, aten.log1p.default),
     *(aten.reciprocal.default, aten.xlogy.Tensor),
 )
+
+
+_Rule = Callable[[torch.fx.Node, torch.fx.Node, Set[torch.fx.Node]], bool]
 
 
 def keep_tails(gm: torch.fx.GraphModule) -> None:
@@ -81,10 +84,12 @@ def keep_tails(gm: torch.fx.GraphModule) -> None:
     if not sigmoids:
         return
     signed = _signed(gm)
-    asked, let_out = _asked(gm), _let_out(gm, signed)
+    precise = _with_user(gm, _needs_precision)
+    exposed = _with_user(gm, lambda user, node, exposed: not _gates(user, node, signed, exposed))
     for node in sigmoids:
-        own = signed | _multiples(node.all_input_nodes[0])
-        if node in asked or any(_lets_out(user, node, own, let_out) for user in node.users):
+        factors = signed | _multiples(node.all_input_nodes[0])
+        is_gate = all(_gates(user, node, factors, exposed) for user in node.users)
+        if node in precise or not is_gate:
             _write_out(node)
 
 
@@ -92,10 +97,15 @@ def _signed(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
     """The nodes whose values have both signs, judged by their operators alone."""
     found: set[torch.fx.Node] = set()
     for node in gm.graph.nodes:
-        keeps = node.target in _KEEPING_SIGNS or is_view(node)
-        if node.target in _OF_BOTH_SIGNS or (keeps and not found.isdisjoint(node.all_input_nodes)):
+        keeps = _calls(node, _KEEPING_SIGNS) and not found.isdisjoint(node.all_input_nodes)
+        if keeps or node.target in _OF_BOTH_SIGNS:
             found.add(node)
     return found
+
+
+def _calls(node: torch.fx.Node, operators: Collection[Any]) -> bool:
+    """True if a node calls one of these operators, or makes a view."""
+    return node.target in operators or is_view(node)
 
 
 def _multiples(x: torch.fx.Node) -> set[torch.fx.Node]:
@@ -106,50 +116,44 @@ def _multiples(x: torch.fx.Node) -> set[torch.fx.Node]:
     return {x, *x.all_input_nodes} if x.target is aten.mul.Tensor else {x}
 
 
-def _asked(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """The nodes that a logarithm or a divisor is computed from, directly or through other nodes."""
+def _with_user(gm: torch.fx.GraphModule, holds: _Rule) -> set[torch.fx.Node]:
+    """The nodes with a user for which a rule holds.
+
+    The rule gets the user, the node, and the later nodes for which a rule was found to hold.
+    """
     found: set[torch.fx.Node] = set()
     for node in reversed(gm.graph.nodes):
-        if any(_asks(user, node, found) for user in node.users):
+        if any(holds(user, node, found) for user in node.users):
             found.add(node)
     return found
 
 
-def _asks(user: torch.fx.Node, node: torch.fx.Node, asked: Set[torch.fx.Node]) -> bool:
+def _needs_precision(user: torch.fx.Node, node: torch.fx.Node, precise: Set[torch.fx.Node]) -> bool:
     """True if ``user``, or a user of its result, needs a small relative error of ``node``."""
-    if user.target in _ASKING or (user.target is aten.div.Tensor and user.args[1] is node):
+    if user.target in _SENSITIVE:
         return True
-    return user in asked and (user.target in _KEEPING_SMALL or is_view(user))
+    if user.target is aten.div.Tensor and user.args[1] is node:
+        return True
+    return user in precise and _calls(user, _KEEPING_SMALL)
 
 
-def _let_out(gm: torch.fx.GraphModule, signed: Set[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes with a user that does not treat them as a gate, directly or through views."""
-    found: set[torch.fx.Node] = set()
-    for node in reversed(gm.graph.nodes):
-        if any(_lets_out(user, node, signed, found) for user in node.users):
-            found.add(node)
-    return found
-
-
-def _lets_out(
+def _gates(
     user: torch.fx.Node,
     gate: torch.fx.Node,
     signed: Set[torch.fx.Node],
-    let_out: Set[torch.fx.Node],
+    exposed: Set[torch.fx.Node],
 ) -> bool:
-    """True if ``user`` does not treat ``gate`` as a gate.
+    """True if ``user`` treats ``gate`` as a gate.
 
-    Args:
-        user: A user of ``gate``.
-        gate: The node that may be a gate.
-        signed: The nodes whose values have both signs.
-        let_out: The nodes that are already known to have a user that does not treat them as a gate.
+    Values of the nodes ``signed`` have both signs. The nodes ``exposed`` have a user that does not
+    treat them as a gate.
     """
     if user.target is aten.mul.Tensor:
-        return not any(each in signed and each is not gate for each in user.args)
-    if user.target in _PRODUCTS:
-        return False
-    return user in let_out if user.target in _HANDING_ON or is_view(user) else True
+        factors = {factor for factor in user.args if factor is not gate}
+        return not factors.isdisjoint(signed)
+    if _calls(user, _LINEAR):
+        return user not in exposed
+    return user.target in _PRODUCTS
 
 
 def _write_out(node: torch.fx.Node) -> None:

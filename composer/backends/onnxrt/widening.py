@@ -54,18 +54,21 @@ def _widen_operands(
         narrow: The dtypes to replace.
         wide: The casts made so far, by the node that they cast. New ones are added.
     """
-    numbers = _dtype_of_numbers(node, narrow)
+    rounding = _dtype_of_numbers(node, narrow)
 
-    def widened(each: Any) -> Any:
-        if isinstance(each, int | float) and not isinstance(each, bool) and numbers:
-            return torch.tensor(each, dtype=numbers).item()
-        if not isinstance(each, torch.fx.Node):
-            return torch.float32 if each in narrow else each
-        if _dtype_of(each.meta["val"]) not in narrow:
-            return each
-        if each not in wide:
-            wide[each] = _cast(each, torch.float32)
-        return wide[each]
+    def widened(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return cast_of(value)
+        if rounding is not None and type(value) in (int, float):
+            return torch.tensor(value, dtype=rounding).item()
+        return torch.float32 if value in narrow else value
+
+    def cast_of(source: torch.fx.Node) -> torch.fx.Node:
+        if _dtype_of(source.meta["val"]) not in narrow:
+            return source
+        if source not in wide:
+            wide[source] = _cast(source, torch.float32)
+        return wide[source]
 
     with node.graph.inserting_before(node):
         node.args, node.kwargs = map_aggregate((node.args, node.kwargs), widened)
@@ -82,9 +85,9 @@ def _dtype_of_numbers(node: torch.fx.Node, narrow: Set[torch.dtype]) -> torch.dt
 def _widen_results(node: torch.fx.Node, narrow: Set[torch.dtype]) -> None:
     """Make the results of a call float32, and cast them back for their users."""
     parts = [user for user in node.users if user.target is operator.getitem]
-    for each in parts or [node]:
-        if _dtype_of(each.meta["val"]) in narrow:
-            _round(each)
+    for result in parts or [node]:
+        if _dtype_of(result.meta["val"]) in narrow:
+            _round(result)
 
     def widened(value: Any) -> Any:
         return value.to(torch.float32) if _dtype_of(value) in narrow else value
@@ -94,12 +97,12 @@ def _widen_results(node: torch.fx.Node, narrow: Set[torch.dtype]) -> None:
 
 def _round(node: torch.fx.Node) -> None:
     """Make the value of ``node`` float32, and give its users a cast to the dtype it had before."""
-    value, readers = node.meta["val"], list(node.users)
+    value, users = node.meta["val"], list(node.users)
     node.meta["val"] = value.to(torch.float32)
     with node.graph.inserting_after(node):
         rounded = _cast(node, value.dtype)
-    for each in readers:
-        each.replace_input_with(node, rounded)
+    for user in users:
+        user.replace_input_with(node, rounded)
 
 
 def _cast(node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
