@@ -9,8 +9,8 @@ import torch
 import torch.fx
 
 from composer.errors import refuse
-from composer.graphs.nodes import tensors_of
 from composer.lowering.export.onnx import why_not
+from composer.lowering.partition.regions import seen_by
 from composer.records import Reason, Status
 
 TORCH = {
@@ -45,10 +45,7 @@ def why_not_here(node: torch.fx.Node) -> str | None:
 
 
 def _other_dtype(node: torch.fx.Node) -> str | None:
-    if node.op != "call_function":
-        return None
-    sources = (node, *node.all_input_nodes)
-    others = {t.dtype for source in sources for t in tensors_of(source)} - _COMPUTED
+    others = {each.dtype for each in seen_by(node)} - _COMPUTED
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in others))
     return f"TensorRT does not compute with {names}" if names else None
 

@@ -6,7 +6,7 @@ logger, and code that needs the messages of an operation records them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +35,9 @@ class Lines:
         another device that message is not an error. So it counts only if there is no other error.
         """
         errors = [text for severity, text in self.said if severity in _ERRORS]
-        telling = [text for text in errors if not any(each in text for each in _NO_DRIVER)]
-        return _one_line((telling or errors or [""])[0])
+        others = [text for text in errors if not _mentions(text, _NO_DRIVER)]
+        first, *_ = others or errors or [""]
+        return " ".join(first.split())
 
     def refusal(self, what: str, reason: Reason = Reason.BUILD_FAILED) -> Refusal:
         """Return a refusal with the first error's message, and the reason that the message implies.
@@ -47,12 +48,12 @@ class Lines:
         """
         error = self.first_error
         message = f"{what}: {error}" if error else f"{what}; its log does not say why"
-        if any(each in error for each in _NO_DRIVER):
+        if _mentions(error, _NO_DRIVER):
             remedy = "; the NVIDIA driver is missing or too old for this release of TensorRT"
             return Refusal(Status.UNAVAILABLE, Reason.DRIVER_MISSING, message + remedy)
-        if any(each in error for each in _NO_DEVICE):
+        if _mentions(error, _NO_DEVICE):
             return Refusal(Status.UNAVAILABLE, Reason.NO_DEVICE, message)
-        if any(each in error for each in _NO_MEMORY):
+        if _mentions(error, _NO_MEMORY):
             return Refusal(Status.FAILED, Reason.OUT_OF_MEMORY, message)
         return Refusal(Status.FAILED, reason, message)
 
@@ -88,5 +89,5 @@ def make_log(trt: Any) -> Any:
     return Log()
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _mentions(text: str, phrases: Iterable[str]) -> bool:
+    return any(phrase in text for phrase in phrases)

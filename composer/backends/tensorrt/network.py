@@ -59,18 +59,34 @@ def parse(
     """
     builder, network, parser = _fresh(library, lines)
     model = graph.with_weights(weights)
-    used = weights.keys() & {each.name for each in model.graph.initializer}
-    loaded = parser.load_model_proto(model.SerializeToString(), None)
-    for name in used:
-        tensor = weights[name]
-        loaded = loaded and parser.load_initializer(name, tensor.data_ptr(), tensor.nbytes)
-    if loaded and parser.parse_model_proto():
+    read = weights_of(model, weights)
+    if load_by_address(parser, model, read) and parser.parse_model_proto():
         return Parsed(builder, parser, network, {}, None)
     refused = dict(_errors(parser))
-    if sum(weights[name].nbytes for name in used) < _INLINE:
-        refused |= _unsupported(library, _inlined(model, weights), lines)
+    if sum(tensor.nbytes for tensor in read.values()) < _INLINE:
+        refused |= _unsupported(library, _inlined(model, read), lines)
     error = lines.refusal("TensorRT's parser fails", Reason.EXPORT_FAILED)
     return Parsed(builder, parser, None, refused, None if refused else error)
+
+
+def weights_of(
+    model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the weights that the model reads."""
+    names = [each.name for each in model.graph.initializer]
+    return {name: weights[name] for name in names if name in weights}
+
+
+def load_by_address(
+    reader: Any, model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]
+) -> bool:
+    """Give a parser or a refitter a model and the addresses of its weights; false if it fails."""
+    if not reader.load_model_proto(model.SerializeToString(), None):
+        return False
+    return all(
+        reader.load_initializer(name, tensor.data_ptr(), tensor.nbytes)
+        for name, tensor in weights.items()
+    )
 
 
 def _fresh(library: Library, lines: Lines) -> tuple[Any, Any, Any]:
@@ -102,23 +118,24 @@ def _unsupported(library: Library, model: bytes, lines: Lines) -> dict[int, str]
     _, _, parser = _fresh(library, lines)
     if parser.supports_model_v2(model, None):
         return {}
-    told = dict(_errors(parser))
-    nodes = (
-        node
-        for index in range(parser.num_subgraphs)
-        if not parser.is_subgraph_supported(index)
-        for node in parser.get_subgraph_nodes(index)
-    )
+    refused = dict(_errors(parser))
+    if refused:
+        return refused
     why = f": {lines.first_error}" if lines.first_error else ""
-    return told or dict.fromkeys(nodes, f"TensorRT's parser refuses its subgraph{why}")
+    for index in range(parser.num_subgraphs):
+        if not parser.is_subgraph_supported(index):
+            what = f"TensorRT's parser refuses its subgraph{why}"
+            refused |= dict.fromkeys(parser.get_subgraph_nodes(index), what)
+    return refused
 
 
 def _errors(parser: Any) -> Iterator[tuple[int, str]]:
-    for error in (parser.get_error(index) for index in range(parser.num_errors)):
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    for error in errors:
         if error.node() < 0:
             continue
-        told = " ".join(error.desc().split())
-        why = f": {told}" if told not in ("", "false") else ""
+        text = " ".join(error.desc().split())
+        why = f": {text}" if text not in ("", "false") else ""
         yield error.node(), f"TensorRT's parser refuses {error.node_operator()}{why}"
 
 

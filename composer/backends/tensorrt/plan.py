@@ -16,7 +16,7 @@ import torch
 from composer.backends.tensorrt import cache
 from composer.backends.tensorrt.dtypes import require_dtypes
 from composer.backends.tensorrt.library import Library
-from composer.backends.tensorrt.network import parse, require_no_host_inputs
+from composer.backends.tensorrt.network import parse, require_no_host_inputs, weights_of
 from composer.backends.tensorrt.profiles import Profile
 from composer.backends.tensorrt.settings import Settings
 from composer.errors import Refusal
@@ -67,14 +67,13 @@ class Recipe:
         be replaced, so only their dtype and shape count.
         """
         model = self.graph.with_weights(self.weights)
-        used = self.weights.keys() & {each.name for each in model.graph.initializer}
-        settings = self.settings
+        read, settings = weights_of(model, self.weights), self.settings
         return {
             "schema": _SCHEMA,
             "library": [library.name, library.version],
             "target": asdict(self.target),
             "model": hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(),
-            "weights": {name: self._weight(self.weights[name]) for name in sorted(used)},
+            "weights": {name: self._weight(read[name]) for name in sorted(read)},
             "profiles": [{k: each[k] for k in sorted(each)} for each in self.profiles],
             "tf32": self.tf32,
             "workspace_mib": settings.workspace_mib,

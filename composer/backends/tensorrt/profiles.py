@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from composer import _torch
 from composer.backends.tensorrt.settings import EVERY, Sizes
@@ -33,28 +36,35 @@ def ranges_of(
     Raises:
         Refusal: ``declined`` with ``dynamic_shape``, for an unbacked size.
     """
-    usual: Ranges = {}
-    for size in (
-        size for shape in shapes.values() for size in shape if _torch.symbols.symbols(size)
-    ):
-        for name, (first, low, top) in _torch.symbols.symbol_facts(size).items():
-            if first is None:
-                what = f"nothing is known of the size {name} of an input, so no range around it"
-                refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
-            usual[name] = around(first, low, top)
-    if not usual:
+    defaults: Ranges = {}
+    for size in itertools.chain.from_iterable(shapes.values()):
+        if isinstance(size, torch.SymInt):
+            defaults |= _ranges_around(size)
+    if not defaults:
         return ()
-    return tuple(
-        {name: each.get(name, each.get(EVERY, sizes)) for name, sizes in usual.items()}
-        for each in (asked or ({},))
-    )
+    return tuple(_completed(profile, defaults) for profile in asked or ({},))
+
+
+def _ranges_around(size: torch.SymInt) -> Ranges:
+    ranges: Ranges = {}
+    for name, (first, low, top) in _torch.symbols.symbol_facts(size).items():
+        if first is None:
+            what = f"nothing is known of the size {name} of an input, so no range around it"
+            refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
+        ranges[name] = around(first, low, top)
+    return ranges
 
 
 def around(size: int, low: int | None = 1, top: int | None = None) -> Sizes:
     """Return the default range around a size of a call, within the bounds of its symbol."""
-    low = 1 if low is None else low
     greatest = size * _ROOM if top is None else min(size * _ROOM, top)
-    return (max(1, min(low, size)), max(1, size), max(1, size, greatest))
+    usual = max(1, size)
+    return min(low or 1, usual), usual, max(usual, greatest)
+
+
+def _completed(profile: Mapping[str, Sizes], defaults: Ranges) -> Ranges:
+    every = profile.get(EVERY)
+    return {name: profile.get(name, every or sizes) for name, sizes in defaults.items()}
 
 
 def profile_of(shapes: Mapping[str, Sequence[Any]], ranges: Ranges) -> Profile:
@@ -67,28 +77,28 @@ def profile_of(shapes: Mapping[str, Sequence[Any]], ranges: Ranges) -> Profile:
         Refusal: ``declined`` with ``dynamic_shape``, if a size decreases as a symbol grows.
     """
     profile: Profile = {}
+    extents = [{name: sizes[i] for name, sizes in ranges.items()} for i in range(3)]
     for name, shape in shapes.items():
-        least, usual, greatest = (
-            tuple(
-                _torch.symbols.size_with(size, {n: of[i] for n, of in ranges.items()})
-                for size in shape
-            )
-            for i in range(3)
-        )
-        grows = zip(least, usual, greatest, strict=True)
-        if not all(0 <= a <= b <= c for a, b, c in grows):
+        least, usual, greatest = (_shape_with(shape, values) for values in extents)
+        sizes = zip(least, usual, greatest, strict=True)
+        if not all(0 <= low <= size <= high for low, size, high in sizes):
             what = f"the sizes of {name} run from {least} over {usual} to {greatest}"
             refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
         profile[name] = (least, usual, greatest)
     return profile
 
 
+def _shape_with(shape: Sequence[Any], values: Mapping[str, int]) -> Shape:
+    return tuple(_torch.symbols.size_with(size, values) for size in shape)
+
+
 def holds(profile: Profile, shapes: Mapping[str, Shape]) -> bool:
     """True if the shapes lie within a profile."""
-    return all(
-        all(a <= size <= c for a, size, c in zip(least, shapes[name], greatest, strict=True))
-        for name, (least, _, greatest) in profile.items()
-    )
+    for name, (least, _, greatest) in profile.items():
+        sizes = zip(least, shapes[name], greatest, strict=True)
+        if not all(low <= size <= high for low, size, high in sizes):
+            return False
+    return True
 
 
 def met(shapes: Mapping[str, Sequence[Any]], given: Mapping[str, Shape]) -> dict[str, int]:
@@ -106,11 +116,10 @@ def wider(ranges: Ranges, values: Mapping[str, int]) -> Ranges:
 
     If a value exceeds the greatest size, the new greatest size is ``_ROOM`` times the value.
     """
-    return {
-        name: (
-            min(least, values.get(name, least)),
-            values.get(name, usual),
-            greatest if values.get(name, 0) <= greatest else values[name] * _ROOM,
-        )
-        for name, (least, usual, greatest) in ranges.items()
-    }
+    wide: Ranges = {}
+    for name, (least, usual, greatest) in ranges.items():
+        value = values.get(name, usual)
+        if value > greatest:
+            greatest = value * _ROOM
+        wide[name] = (min(least, value), value, greatest)
+    return wide

@@ -9,6 +9,7 @@ import torch
 
 from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.log import Lines
+from composer.backends.tensorrt.network import load_by_address, weights_of
 from composer.lowering.export.onnx import OnnxGraph
 
 
@@ -38,11 +39,8 @@ def refit(
     except TypeError as error:  # raised where a factory returns null
         raise lines.refusal("TensorRT makes no refitter") from error
     model = graph.with_weights(weights)
-    taken = reader.load_model_proto(model.SerializeToString(), None)
-    for name in weights.keys() & {each.name for each in model.graph.initializer}:
-        tensor = weights[name]
-        taken = taken and reader.load_initializer(name, tensor.data_ptr(), tensor.nbytes)
-    if not (taken and reader.refit_model_proto() and refitter.refit_cuda_engine()):
+    loaded = load_by_address(reader, model, weights_of(model, weights))
+    if not (loaded and reader.refit_model_proto() and refitter.refit_cuda_engine()):
         raise lines.refusal("TensorRT does not take the weights")
 
 

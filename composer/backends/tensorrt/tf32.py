@@ -36,9 +36,10 @@ def require_as_allowed(graph: FunctionalGraph, library: Library, target: Target)
         return
     for node in calls_of(graph.gm):
         name = _torch.operators.operator_name(node.target)
-        if name not in _PRODUCTS or all(t.dtype is not torch.float32 for t in tensors_of(node)):
+        if name not in _PRODUCTS or torch.float32 not in {t.dtype for t in tensors_of(node)}:
             continue
-        if not (allows_convolutions() if name == _CONVOLUTION else allows_products()):
+        is_allowed = allows_convolutions() if name == _CONVOLUTION else allows_products()
+        if not is_allowed:
             what = (
                 f"TensorRT for RTX {library.version} computes {name} of float32 in TF32 on this "
                 f"GPU ({target.gpu}), which torch's settings do not allow; "
