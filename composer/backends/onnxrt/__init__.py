@@ -105,9 +105,11 @@ def onnxrt(
     terms = current_build()
     facts = terms.facts
     facts.versions["onnxruntime"], facts.threads = version, settings.threads
-    facts.keeps_nan, facts.extra["calls"] = True, _how_called(device)
-    how = f"onnxrt {version} {device} {settings!r} {terms.precision}"
-    whole = whole_of(gm, example_inputs, how, terms)
+    why = why_not_native(device.type)
+    how = f"by the public API, since the native way fails: {why}" if why else "native"
+    facts.keeps_nan, facts.extra["calls"] = True, how
+    engine = f"onnxrt {version} {device} {settings!r} {terms.precision}"
+    whole = whole_of(gm, example_inputs, engine, terms)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         found = partition(graph, settings, device, terms)
@@ -147,12 +149,6 @@ def _state(facts: BuildFacts, engines: Collection[OnnxRuntimeEngine], device: to
     written = sum(len(engine.rewritten) for engine in engines)
     if written:
         facts.extra["written_in_place"] = written
-
-
-def _how_called(device: torch.device) -> str:
-    """Text for the record: whether sessions are called natively or by the public API, and why."""
-    why = why_not_native(device.type)
-    return f"by the public API, since the native way fails: {why}" if why else "native"
 
 
 def _require(devices: Sequence[str]) -> torch.device:

@@ -148,11 +148,7 @@ def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
 def extreme(largest: bool, x: torch.Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Any:
     """The largest or smallest int64, by ``TopK``, whose kernel compares all 64 bits.
 
-    Args:
-        largest: True for the largest.
-        x: The operand. A tensor without dimensions is declined.
-        dims: The dimensions to reduce; all if empty.
-        keepdim: True to keep reduced dimensions, with size 1.
+    ``dims`` are the dimensions to reduce; all if empty. A tensor without dimensions is declined.
     """
     if not x.dim():
         return NotImplemented

@@ -180,10 +180,7 @@ def why_not_native(device_type: str) -> str:
     """The reason why the native functions cannot be used; empty if they work.
 
     The check runs each of them on a model that returns its inputs. It takes about 3 ms, once for
-    each device type in a process.
-
-    Args:
-        device_type: Where sessions will run: ``"cpu"`` or ``"cuda"``.
+    each device type in a process (``"cpu"`` or ``"cuda"``).
     """
     try:
         _device(torch.device(device_type))

@@ -48,9 +48,7 @@ class _Norm(NamedTuple):
 def fuse_norms(model: onnx.ModelProto) -> None:
     """Replace each norm by one operator, if nothing else reads its intermediate values.
 
-    Args:
-        model: A model with its weights as initializers. It is changed in place. The nodes of the
-            norms stay, and nothing reads their results any more.
+    The nodes of the norms stay in the model, and nothing reads their results any more.
     """
     values = _Values(model)
     for node in model.graph.node:

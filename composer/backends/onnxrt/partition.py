@@ -36,11 +36,7 @@ def partition(
 ) -> Partition:
     """Partition a functional graph so that ONNX Runtime takes the whole of every region.
 
-    Args:
-        graph: The graph; it is not changed.
-        settings: How to make sessions.
-        device: Where the graph's tensors are.
-        terms: The time limit and the stored artefacts of the build.
+    The graph is not changed.
 
     Raises:
         Refusal: a region is refused although each of its calls is taken by itself, or calls are

@@ -24,9 +24,7 @@ DOMAIN = "com.microsoft"
 def read_weights_as_they_lie(model: onnx.ModelProto) -> None:
     """Replace each ``MatMul`` of a transposed weight by a ``FusedMatMul`` of the weight itself.
 
-    Args:
-        model: A model with its weights as initializers. It is changed in place. The ``Transpose``
-            nodes stay, and nothing reads their results any more.
+    The ``Transpose`` nodes stay in the model, and nothing reads their results any more.
     """
     import onnx
 

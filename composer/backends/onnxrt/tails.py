@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from composer.backends.onnxrt.widening import cast
 from composer.lowering.views import is_view
 
 aten = torch.ops.aten
@@ -62,11 +63,17 @@ _SENSITIVE = (
 )
 
 
+_SIGMOID = (
+    *((aten.neg.default,), (aten.exp.default,), (aten.add.Tensor, 1.0)),
+    (aten.reciprocal.default,),
+)
+"""Operators that compute a sigmoid one after the other, each with its second operand."""
+
 _Rule = Callable[[torch.fx.Node, torch.fx.Node, Set[torch.fx.Node]], bool]
 
 
 def keep_tails(gm: torch.fx.GraphModule) -> None:
-    """Write each sigmoid that is not a gate as ``1 / (1 + exp(-x))``.
+    """Write each sigmoid of a region that is not a gate as ``1 / (1 + exp(-x))``.
 
     A sigmoid is a gate if both of these hold:
 
@@ -75,9 +82,6 @@ def keep_tails(gm: torch.fx.GraphModule) -> None:
       or average elements.
     - No logarithm is computed from it, and nothing is divided by it, directly or through other
       nodes.
-
-    Args:
-        gm: The graph of a region. It is changed in place.
     """
     sigmoids = gm.graph.find_nodes(op="call_function", target=aten.sigmoid.default)
     sigmoids = [each for each in sigmoids if each.args[0].meta["val"].dtype in _FLOATS]
@@ -156,28 +160,16 @@ def _gates(
     return user.target in _PRODUCTS
 
 
-def _write_out(node: torch.fx.Node) -> None:
+def _write_out(sigmoid: torch.fx.Node) -> None:
     """Replace a sigmoid by ``1 / (1 + exp(-x))``, computed in float32 also for half precision."""
-    (x,) = node.all_input_nodes
-    negated = _put(node, aten.neg.default, _cast(node, x, torch.float32))
-    divisor = _put(node, aten.add.Tensor, _put(node, aten.exp.default, negated), 1.0)
-    made = _cast(node, _put(node, aten.reciprocal.default, divisor), x.meta["val"].dtype)
-    node.replace_all_uses_with(made)
-    node.graph.erase_node(node)
-
-
-def _cast(node: torch.fx.Node, value: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
-    """Insert a cast of ``value`` before ``node``, unless it has the dtype already."""
-    if value.meta["val"].dtype is dtype:
-        return value
-    made = _put(node, aten._to_copy.default, value, dtype=dtype)
-    made.meta["val"] = value.meta["val"].to(dtype)
-    return made
-
-
-def _put(node: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-    """Insert a call before ``node``. Its value has the shape of ``node`` and is float32."""
-    with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args, kwargs)
-    made.meta = node.meta | {"val": node.meta["val"].to(torch.float32)}
-    return made
+    (x,) = sigmoid.all_input_nodes
+    graph, dtype = sigmoid.graph, x.meta["val"].dtype
+    with graph.inserting_before(sigmoid):
+        value = cast(x, torch.float32)
+        meta = sigmoid.meta | {"val": value.meta["val"]}
+        for target, *operands in _SIGMOID:
+            value = graph.call_function(target, (value, *operands))
+            value.meta = dict(meta)
+        result = cast(value, dtype)
+    sigmoid.replace_all_uses_with(result)
+    graph.erase_node(sigmoid)

@@ -49,10 +49,7 @@ def _widen_operands(
 ) -> None:
     """Replace the operands of a call by float32, and round its Python numbers as eager does.
 
-    Args:
-        node: The call.
-        narrow: The dtypes to replace.
-        wide: The casts made so far, by the node that they cast. New ones are added.
+    ``wide`` has the casts made so far, by the node that they cast. New ones are added.
     """
     rounding = _dtype_of_numbers(node, narrow)
 
@@ -67,7 +64,7 @@ def _widen_operands(
         if _dtype_of(source.meta["val"]) not in narrow:
             return source
         if source not in wide:
-            wide[source] = _cast(source, torch.float32)
+            wide[source] = cast(source, torch.float32)
         return wide[source]
 
     with node.graph.inserting_before(node):
@@ -100,15 +97,19 @@ def _round(node: torch.fx.Node) -> None:
     value, users = node.meta["val"], list(node.users)
     node.meta["val"] = value.to(torch.float32)
     with node.graph.inserting_after(node):
-        rounded = _cast(node, value.dtype)
+        rounded = cast(node, value.dtype)
     for user in users:
         user.replace_input_with(node, rounded)
 
 
-def _cast(node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
-    cast = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
-    cast.meta = node.meta | {"val": node.meta["val"].to(dtype)}
-    return cast
+def cast(node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    """Insert a cast of a node's value; a value that has the dtype already is returned itself."""
+    value = node.meta["val"]
+    if value.dtype is dtype:
+        return node
+    result = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+    result.meta = node.meta | {"val": value.to(dtype)}
+    return result
 
 
 def _dtype_of(value: Any) -> torch.dtype | None:

@@ -30,11 +30,7 @@ _PLAN = "plan"
 def build(library: Library, recipe: Recipe, terms: BuildTerms) -> bytes:
     """Build a plan, in a sandbox or in this process, and return its bytes.
 
-    Args:
-        library: The TensorRT to use.
-        recipe: What to build.
-        terms: The terms of the build. Its limits say if a sandbox is used, and how much time is
-            left.
+    The limits of the terms say if a sandbox is used, and how much time is left.
 
     Raises:
         Refusal: as :func:`~composer.backends.tensorrt.plan.build_plan`, there or here. For the

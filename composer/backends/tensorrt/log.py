@@ -42,9 +42,7 @@ class Lines:
     def refusal(self, what: str, reason: Reason = Reason.BUILD_FAILED) -> Refusal:
         """Return a refusal with the first error's message, and the reason that the message implies.
 
-        Args:
-            what: What failed.
-            reason: The reason if the message implies no other.
+        ``what`` failed. If the message implies no reason, it is ``reason``.
         """
         error = self.first_error
         message = f"{what}: {error}" if error else f"{what}; its log does not say why"

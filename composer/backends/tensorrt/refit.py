@@ -22,12 +22,7 @@ def refit(
 ) -> None:
     """Give an engine the values of its weights; none of its contexts may be running.
 
-    Args:
-        library: The TensorRT that built the plan.
-        engine: The loaded engine.
-        graph: The model that the plan was built from.
-        weights: Contiguous tensors in host memory, by name.
-        lines: The log of the library, which is being recorded.
+    The weights are contiguous tensors in host memory, by name. The library's log is being recorded.
 
     Raises:
         Refusal: ``failed`` with ``build_failed`` if TensorRT does not accept the weights.

@@ -21,7 +21,7 @@ from composer.records import Reason, Status
 
 _CONVOLUTION = "aten::convolution"
 _PRODUCTS = frozenset(
-    {_CONVOLUTION, "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv"}
+    {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv"}
     | {"aten::addmv", "aten::dot", "aten::matmul", "aten::linear"}
 )
 
@@ -34,12 +34,14 @@ def require_as_allowed(graph: FunctionalGraph, library: Library, target: Target)
     """
     if not library.is_rtx or named_capability(library, target) is not None:
         return
+    forbidden = set[str]()
+    if not allows_products():
+        forbidden |= _PRODUCTS
+    if not allows_convolutions():
+        forbidden.add(_CONVOLUTION)
     for node in calls_of(graph.gm):
         name = _torch.operators.operator_name(node.target)
-        if name not in _PRODUCTS or torch.float32 not in {t.dtype for t in tensors_of(node)}:
-            continue
-        is_allowed = allows_convolutions() if name == _CONVOLUTION else allows_products()
-        if not is_allowed:
+        if name in forbidden and torch.float32 in {t.dtype for t in tensors_of(node)}:
             what = (
                 f"TensorRT for RTX {library.version} computes {name} of float32 in TF32 on this "
                 f"GPU ({target.gpu}), which torch's settings do not allow; "
