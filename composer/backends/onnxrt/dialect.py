@@ -213,7 +213,7 @@ def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
 def fmod(a: torch.Tensor, b: Any) -> Any:
     """Remainder of integers, computed from the quotient.
 
-    ONNX Runtime before 1.32 computes it in float64.
+    ONNX Runtime before 1.32 computes it in float64; 1.31 is the newest release for GPUs.
     """
     return a - towards_zero(a, b) * b if are_integers(a, b) else NotImplemented
 

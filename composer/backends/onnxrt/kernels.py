@@ -35,13 +35,15 @@ _MOVES = frozenset(
 )
 """Operators that only move elements. ONNX Runtime runs them in bfloat16, but no arithmetic."""
 
-_ADD_UP = frozenset(
+_WIDENED = frozenset(
     {"aten::scatter_add", "aten::scatter_reduce", "aten::index_put", "aten::_unsafe_index_put"}
+    | {"aten::logsumexp"}
 )
-"""Operators that may add several elements into one. The kernel for float16 raises."""
+"""Operators that are not computed in float16.
 
-_BY_DEFINITION = frozenset({"aten::logsumexp"})
-"""Operators without a float16 kernel: ONNX's definition is used, where ``exp`` overflows."""
+Some may add several elements into one, for which the kernel raises. For ``logsumexp`` there is no
+kernel: ONNX's definition is used, where ``exp`` overflows.
+"""
 
 
 def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
@@ -68,8 +70,7 @@ def narrow_here(node: torch.fx.Node, device: torch.device) -> frozenset[torch.dt
     if node.op != "call_function" or device.type != "cpu":
         return frozenset()
     narrow = frozenset[torch.dtype]()
-    by_definition = _torch.operators.operator_name(node.target) in _BY_DEFINITION
-    if by_definition or _adds_up(node):
+    if _lacks_float16(node):
         narrow |= dtypes_of(node) & {torch.float16}
     if widens_bfloat16(device):
         narrow |= _computed(node) & {torch.bfloat16}
@@ -104,8 +105,7 @@ def _computed(node: torch.fx.Node) -> frozenset[torch.dtype]:
     return dtypes_of(node)
 
 
-def _adds_up(node: torch.fx.Node) -> bool:
-    """True if a call may add several elements into one; some do so only with ``accumulate``."""
-    if _torch.operators.operator_name(node.target) not in _ADD_UP:
+def _lacks_float16(node: torch.fx.Node) -> bool:
+    if _torch.operators.operator_name(node.target) not in _WIDENED:
         return False
-    return _torch.operators.argument(node, "accumulate") is not False
+    return _torch.operators.argument(node, "accumulate") is not False  # False: nothing is added up

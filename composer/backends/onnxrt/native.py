@@ -37,12 +37,10 @@ def native_run(session: Any, ports: Ports) -> Run:
     feeds = [(i, _feed_for(ports.dtypes[i])) for i in fed]
     static = ports.outputs if ports.is_static else ()
     allocators = [_allocator(each, ports.device) for each in static]
-    receivers = [_receiver(each) for each in ports.outputs]
+    receivers = [_receiver(each, ports.device) for each in ports.outputs]
     devices = [_device(ports.device)] * len(ports.outputs)
     if ports.device.type != "cpu":
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        # ONNX Runtime reuses the memory that it allocated without asking a stream.
-        receivers = [_cloned(each) for each in receivers]
 
     def allocate(args: tuple[Any, ...], fetches: Any) -> list[torch.Tensor]:
         reused = ports.reused(args)
@@ -69,7 +67,7 @@ def native_run(session: Any, ports: Ports) -> Run:
 
 def native_value(tensor: torch.Tensor) -> Any:
     """A native value over the memory of a contiguous tensor."""
-    if tensor.dtype is torch.bool and _flags_bools():
+    if _is_flagged(tensor.dtype):
         return native().OrtValue.from_dlpack(to_dlpack(tensor.view(torch.uint8)), True)
     return native().OrtValue.from_dlpack(to_dlpack(tensor))
 
@@ -87,7 +85,7 @@ def _feed_for(dtype: torch.dtype | None) -> Feed:
     """
     if dtype is None:
         return _feed_number
-    if dtype is torch.bool and _flags_bools():
+    if _is_flagged(dtype):
         return _feed_bools
     flag = _flag()
     return lambda vector, tensor: vector.push_back(to_dlpack(tensor.contiguous()), *flag)
@@ -101,9 +99,14 @@ def _feed_number(vector: Any, number: int) -> None:
     vector.push_back(to_dlpack(as_scalar(number)))
 
 
+def _is_flagged(dtype: torch.dtype | None) -> bool:
+    """True if tensors of this dtype are passed as bytes, with a flag that they are of bools."""
+    return dtype is torch.bool and _has_flag()
+
+
 @functools.cache
-def _flags_bools() -> bool:
-    """True if a tensor of bools is passed as bytes with a flag, as before ONNX Runtime 1.32."""
+def _has_flag() -> bool:
+    """True if tensors of bools need a flag: ONNX Runtime before 1.32 does not know their DLPack."""
     try:
         native().OrtValueVector().push_back(to_dlpack(torch.zeros(1, dtype=torch.bool)))
     except RuntimeError:
@@ -116,7 +119,7 @@ def _flag() -> tuple[bool, ...]:
 
     It could be left out, but then a call of ONNX Runtime 1.31 takes 0.5 us more.
     """
-    return (False,) if _flags_bools() else ()
+    return (False,) if _has_flag() else ()
 
 
 def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Tensor]:
@@ -133,8 +136,7 @@ def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Te
         _feed_bools(fetches, tensor)
         return tensor
 
-    is_flagged = output.dtype is torch.bool and _flags_bools()
-    chosen = allocate_bools if is_flagged else allocate
+    chosen = allocate_bools if _is_flagged(output.dtype) else allocate
     return chosen if order is None else lambda fetches: chosen(fetches).permute(order)
 
 
@@ -144,26 +146,23 @@ def _lend(tensor: torch.Tensor, fetches: Any) -> torch.Tensor:
     return tensor
 
 
-def _receiver(output: Output) -> Callable[[Any], Any]:
-    """A function that turns a DLPack capsule from ONNX Runtime into an output of the region."""
-    finish = output.receiver()
-    is_flagged = output.dtype is torch.bool and _flags_bools()
+def _receiver(output: Output, device: torch.device) -> Callable[[Any], Any]:
+    """A function that turns a DLPack capsule from ONNX Runtime into an output of the region.
+
+    On a GPU it copies: ONNX Runtime reuses the memory that it allocated without asking a stream.
+    """
+    finish, is_flagged = output.receiver(), _is_flagged(output.dtype)
+    copies = device.type != "cpu"
 
     def receive(capsule: Any) -> Any:
         tensor = from_dlpack(capsule)
-        if not tensor.numel():  # its strides are all 0 (ONNX Runtime 1.32)
+        if not tensor.numel():  # its strides are 0 (1.32; test_onnxrt_library.py)
             tensor = tensor.new_empty(tensor.shape)
-        return finish(tensor.view(torch.bool) if is_flagged else tensor)
+        if is_flagged:
+            tensor = tensor.view(torch.bool)
+        return finish(tensor.clone() if copies else tensor)
 
     return receive
-
-
-def _cloned(receive: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def received(capsule: Any) -> Any:
-        value = receive(capsule)
-        return value.clone() if isinstance(value, torch.Tensor) else value
-
-    return received
 
 
 _IDENTITY = """

@@ -9,12 +9,12 @@ The following becomes ``LayerNormalization``:
 
 The same without the subtraction and the bias becomes ``SimplifiedLayerNormalization``.
 
-ONNX Runtime's own optimizers for norms are disabled, since those of ONNX Runtime 1.31 are wrong
+ONNX Runtime's own optimizers for norms are disabled, since those of ONNX Runtime 1.32 are wrong
 (``test_onnxruntime_still_takes_for_norms_what_is_none`` fails when they are right):
 
 - They also fuse graphs that are not norms: with powers other than 2, with a quotient whose operands
   are swapped, or with ``mean - x`` in place of ``x - mean``.
-- They use 1e-5 where they cannot read the epsilon.
+- In ONNX Runtime 1.31 they use 1e-5 where they cannot read the epsilon.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Values(Values):
         (name,) = scaled.output
         if not self.has_one_use(name):
             return None
-        (user,) = self.users(name)
+        (user,) = self.users[name]
         if user.op_type == "Add":
             for summand, bias in _both_ways(user):
                 if summand == name and self.is_along_last(bias, x):

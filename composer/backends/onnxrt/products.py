@@ -1,9 +1,9 @@
 """Avoid a copy of each transposed weight, as in linear layers without a bias.
 
-In ONNX such a product is a ``Transpose`` and a ``MatMul``. ONNX Runtime 1.31 computes the transpose
-when it makes a session. This makes one copy of each weight; packing it for the kernel makes
-another. ONNX Runtime's own operator ``FusedMatMul`` packs the weight directly, without the
-transpose.
+In ONNX such a product is a ``Transpose`` and a ``MatMul``. ONNX Runtime 1.32 computes the transpose
+when it makes a session (``test_weights_are_still_transposed_when_a_session_is_made``). This makes
+one copy of each weight; packing it for the kernel makes another. ONNX Runtime's own operator
+``FusedMatMul`` packs the weight directly, without the transpose.
 
 A product with a bias is not changed: the optimizer makes one ``Gemm`` of the product and the bias,
 and ``Gemm`` reads the weight directly, too.
@@ -56,5 +56,5 @@ def _transposed_weight(product: onnx.NodeProto, values: Values) -> str | None:
 
 def _has_bias(product: onnx.NodeProto, values: Values) -> bool:
     """True if an initializer is added to the product."""
-    added = [user for user in values.users(product.output[0]) if user.op_type == "Add"]
+    added = [user for user in values.users[product.output[0]] if user.op_type == "Add"]
     return any(not values.initializers.isdisjoint(user.input) for user in added)

@@ -32,7 +32,7 @@ next. bench/onnxrt.py measures this."""
 _KEEPING = frozenset(
     {"Conv", "ConvTranspose", "FusedMatMul", "Gather", "Gemm", "MatMul", "Reshape"}
 )
-"""Operators of several operands whose weights ONNX Runtime 1.31 never transposes."""
+"""Operators of several operands whose weights ONNX Runtime 1.32 never transposes."""
 
 _LEVELS: dict[Level, str] = {
     "disable": "ORT_DISABLE_ALL",
@@ -138,7 +138,7 @@ def _may_be_transposed(model: onnx.ModelProto) -> set[str]:
 
     The optimizer moves a transposition of one operand behind an operator, and transposes the other
     operands. If another operand is a weight that was given by address, the kernel would still read
-    the weight untransposed.
+    the weight untransposed (``test_such_a_weight_is_still_transposed_under_its_name``).
     """
     names: set[str] = set()
     for node in model.graph.node:

@@ -82,10 +82,12 @@ class Settings(BaseModel):
     @field_validator("session_config")
     @classmethod
     def _entries_are_no_slips(cls, entries: dict[str, str]) -> dict[str, str]:
-        nearest_keys = {key: nearest(key, SESSION_KEYS, cutoff=_SLIP) for key in entries}
-        slips = [item for item in nearest_keys.items() if item[1] not in (None, item[0])]
-        if slips:
-            hints = [f"{key!r}; did you mean {known!r}?" for key, known in slips]
+        hints = []
+        for key in entries:
+            slip = nearest(key, SESSION_KEYS, cutoff=_SLIP)
+            if slip not in (key, None):
+                hints.append(f"{key!r}; did you mean {slip!r}?")
+        if hints:
             raise ValueError(f"unknown entry {', '.join(hints)}")
         return entries
 

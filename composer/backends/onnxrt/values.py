@@ -44,11 +44,12 @@ class Values:
         for each in graph.initializer:
             self.types[each.name] = Type(each.data_type, tuple(each.dims))
         self._producers: dict[str, onnx.NodeProto] = {}
-        self._users: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        self.users: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        """The nodes that read each value. A node that reads it twice is there twice."""
         for node in graph.node:
             self._producers.update(dict.fromkeys(node.output, node))
             for name in node.input:
-                self._users[name].append(node)
+                self.users[name].append(node)
         self._results = {each.name for each in graph.output}
 
     def producer(self, name: str, *op_types: str) -> onnx.NodeProto | None:
@@ -56,13 +57,9 @@ class Values:
         node = self._producers.get(name)
         return node if node is not None and node.op_type in op_types else None
 
-    def users(self, name: str) -> list[onnx.NodeProto]:
-        """The nodes that read a value. A node that reads it twice is there twice."""
-        return self._users[name]
-
     def has_one_use(self, name: str) -> bool:
         """True if one operand of one node reads a value, and the model does not return it."""
-        return len(self._users[name]) == 1 and name not in self._results
+        return len(self.users[name]) == 1 and name not in self._results
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value that a ``Constant`` node makes; ``None`` for any other value."""
@@ -92,7 +89,10 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def drop_unread(model: onnx.ModelProto) -> None:
-    """Remove the nodes whose results nothing reads. ONNX Runtime 1.31 would run them."""
+    """Remove the nodes whose results nothing reads.
+
+    ONNX Runtime 1.32 would run them (``test_nodes_are_still_run_whose_results_nothing_reads``).
+    """
     read = {each.name for each in model.graph.output}
     kept = []
     for node in reversed(model.graph.node):

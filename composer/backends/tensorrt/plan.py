@@ -215,27 +215,30 @@ def _make_monitor(trt: Any, check_time: Callable[[], None]) -> Any:
 
 
 def _recall_timings(library: Library, config: Any, recipe: Recipe) -> None:
-    """Give the builder the kernel times that earlier builds measured.
-
-    TensorRT for RTX measures no kernels.
-    """
-    if library.is_rtx or not recipe.settings.timing_cache:
+    """Give the builder the kernel times that earlier builds measured."""
+    facts = _measured_on(library, recipe)
+    if facts is None:
         return
-    entry = cache.timings().get(digest_of(_measured_on(library, recipe.target)))
+    entry = cache.timings().get(digest_of(facts))
     known = config.create_timing_cache((entry and entry.blob) or b"")
     config.set_timing_cache(known, ignore_mismatch=False)
 
 
 def _keep_timings(library: Library, config: Any, recipe: Recipe) -> None:
-    if library.is_rtx or not recipe.settings.timing_cache:
-        return
-    times, facts = config.get_timing_cache(), _measured_on(library, recipe.target)
-    if times is not None:
+    facts = _measured_on(library, recipe)
+    times = None if facts is None else config.get_timing_cache()
+    if facts is not None and times is not None:
         cache.timings().put(digest_of(facts), facts, bytes(times.serialize()))
 
 
-def _measured_on(library: Library, target: Target) -> dict[str, Any]:
-    return {"library": [library.name, library.version], "target": asdict(target)}
+def _measured_on(library: Library, recipe: Recipe) -> dict[str, Any] | None:
+    """Return what kernel times depend on; ``None`` if none are kept.
+
+    TensorRT for RTX measures no kernels.
+    """
+    if library.is_rtx or not recipe.settings.timing_cache:
+        return None
+    return {"library": [library.name, library.version], "target": asdict(recipe.target)}
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -9,6 +9,9 @@ from typing import Any
 
 import onnxruntime
 import pytest
+import torch
+from common import upstream
+from torch.utils.dlpack import from_dlpack
 
 from composer.backends.onnxrt import library
 
@@ -78,3 +81,35 @@ def test_package_that_the_program_imported_records_no_more(
     assert library.onnxruntime() is onnxruntime
     assert len(calls) == (said is None)
     assert os.environ.get(SWITCH) == said
+
+
+IDENTITY = """
+<ir_version: 8, opset_import: ["" : 18]>
+identity (float[N, 2] x) => (float[N, 2] y) { y = Identity(x) z = Exp(x) }
+"""
+"""A model with a node whose result nothing reads."""
+
+
+@upstream
+def test_nodes_are_still_run_whose_results_nothing_reads(tmp_path: Path) -> None:
+    """``drop_unread`` can go once this fails."""
+    onnx = pytest.importorskip("onnx")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    content = onnx.parser.parse_model(IDENTITY).SerializeToString()
+    onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    optimized = onnx.load(options.optimized_model_filepath)
+    assert "Exp" in [node.op_type for node in optimized.graph.node]
+
+
+@upstream
+def test_tensors_without_elements_still_have_strides_of_zero() -> None:
+    """As DLPack from ONNX Runtime says since 1.32; ``_receiver`` can leave them once this fails."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime", minversion="1.32")
+    content = onnx.parser.parse_model(IDENTITY).SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    empty = onnxruntime.OrtValue.ortvalue_from_numpy(torch.zeros(0, 2).numpy())
+    (result,) = session.run_with_ort_values(None, {"x": empty})
+    assert from_dlpack(result._ortvalue.to_dlpack()).stride() == (0, 0)
