@@ -70,8 +70,10 @@ class OnnxRuntimeBackend(Backend):
         Nothing is imported.
         """
         if _require([request.device]).type == "cuda" and is_for_cpu_alone():
-            what = "this onnxruntime is for the CPU alone; pip install onnxruntime-gpu in its place"
-            refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
+            message = (
+                "this onnxruntime is for the CPU alone; pip install onnxruntime-gpu in its place"
+            )
+            refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, message)
 
     def build(self, request: BuildRequest) -> Build:
         """Look up ``onnxrt`` in Dynamo's registry and call it, like any other backend."""
@@ -112,8 +114,8 @@ def onnxrt(
     whole = whole_of(gm, example_inputs, engine, terms)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        found = partition(graph, settings, device, terms)
-        parts, engines = found.parts, found.models
+        pieces = partition(graph, settings, device, terms)
+        parts, engines = pieces.parts, pieces.models
         facts.covers(parts.taken, parts.total, parts.left)
         if graph.kind is not GraphKind.BACKWARD:  # a backward may hold nothing but a view
             parts.decline_if_empty()
@@ -160,6 +162,6 @@ def _require(devices: Sequence[str]) -> torch.device:
     require_installed(("onnxruntime", "onnx", "onnxscript"), install("onnxrt"))
     device = torch.device(devices[0] if devices else "cpu")
     if len(devices) > 1 or device.type not in ("cpu", "cuda"):
-        what = f"the graph is on {', '.join(devices)}; onnxrt runs graphs on the CPU or one GPU"
-        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
+        message = f"the graph is on {', '.join(devices)}; onnxrt runs graphs on the CPU or one GPU"
+        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, message)
     return device

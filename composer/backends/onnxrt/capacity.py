@@ -27,8 +27,10 @@ def require_memory(weights: Iterable[torch.Tensor]) -> None:
         return
     free = available_memory()
     if free is not None and needed > free:
-        what = f"copies of the weights in float32 would take {_gib(needed)}, {_gib(free)} are free"
-        raise MemoryError(what)
+        message = (
+            f"copies of the weights in float32 would take {_gib(needed)}, {_gib(free)} are free"
+        )
+        raise MemoryError(message)
 
 
 def _gib(size: float) -> str:

@@ -231,8 +231,8 @@ def integer_division(node: torch.fx.Node) -> str | None:
     divisor = node.args[1]
     if isinstance(divisor, torch.fx.Node):
         return "an integer division by a tensor may end the process"
-    held = torch.iinfo(next(tensors_of(node)).dtype)
-    wrapped = (int(divisor) - held.min) % 2**held.bits + held.min  # type: ignore[arg-type]
+    limits = torch.iinfo(next(tensors_of(node)).dtype)
+    wrapped = (int(divisor) - limits.min) % 2**limits.bits + limits.min  # type: ignore[arg-type]
     return "an integer division by -1 may end the process" if wrapped == -1 else None
 
 
@@ -255,12 +255,12 @@ def compare(comparison: Any, x: torch.Tensor, number: Any) -> Any:
     if x.dtype is not torch.float16 or not isinstance(number, int | float):
         return NotImplemented
     try:
-        (held,) = struct.unpack("e", struct.pack("e", float(number)))
+        (rounded,) = struct.unpack("e", struct.pack("e", float(number)))
     except OverflowError:
-        held = math.copysign(math.inf, number)
-    if held == number or math.isnan(number):
+        rounded = math.copysign(math.inf, number)
+    if rounded == number or math.isnan(number):
         return NotImplemented
-    return comparison(x, held)
+    return comparison(x, rounded)
 
 
 def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
@@ -332,10 +332,10 @@ def accumulated(
     several threads at once, and loses values where an index occurs twice
     (microsoft/onnxruntime#18048 describes these threads).
     """
-    given = {dim: index for dim, index in enumerate(indices) if index is not None}
-    if not accumulate or len(given) != 1 or x.device.type != "cpu":
+    indexed = {dim: index for dim, index in enumerate(indices) if index is not None}
+    if not accumulate or len(indexed) != 1 or x.device.type != "cpu":
         return NotImplemented
-    ((dim, index),) = given.items()
+    ((dim, index),) = indexed.items()
     if index.dtype is not torch.int64:  # others are masks
         return NotImplemented
     if any(map(_torch.symbols.depends_on_data, index.shape)):
@@ -364,8 +364,8 @@ def added_at_once(node: torch.fx.Node) -> str | None:
     """
     if not _torch.operators.argument(node, "accumulate"):
         return None
-    given = filter(None, _torch.operators.argument(node, "indices"))
-    counts = any(is_integral(index.meta["val"]) for index in given)  # others are masks
+    indices = filter(None, _torch.operators.argument(node, "indices"))
+    counts = any(is_integral(index.meta["val"]) for index in indices)  # others are masks
     return "several threads would add to one element at once" if counts else None
 
 

@@ -40,11 +40,7 @@ class Bound:
 class OnnxRuntimeEngine(BindingEngine[Bound]):
     """Calls one model with a region's inputs. Several threads may call it.
 
-    Args:
-        graph: The model.
-        region: The region that the model was made from. Sessions read its weights in place.
-        settings: How to make sessions.
-        device: Where the region's tensors are.
+    The device is that of the region's tensors. Sessions read the region's weights in place.
     """
 
     def __init__(

@@ -215,6 +215,6 @@ def _require_same(*, is_static: bool) -> None:
     )
     content = model.SerializeToString()
     session = onnxruntime().InferenceSession(content, providers=["CPUExecutionProvider"])
-    for given, result in zip(samples, native_run(session, ports)(samples), strict=True):
-        if result.dtype is not given.dtype or not torch.equal(result, given):
-            raise ValueError(f"ONNX Runtime gave back {result} for {given}")
+    for sample, result in zip(samples, native_run(session, ports)(samples), strict=True):
+        if result.dtype is not sample.dtype or not torch.equal(result, sample):
+            raise ValueError(f"ONNX Runtime gave back {result} for {sample}")

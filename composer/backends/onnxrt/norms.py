@@ -115,14 +115,10 @@ class _Values(Values):
         """True if a vector is as long as the last dimension of ``x``, and both are float32."""
         import onnx
 
-        dtypes = {self.types[vector].dtype, self.types[x].dtype}
-        shape = self.types[vector].shape
-        is_empty = shape in ((), (0,))
-        return (
-            dtypes == {onnx.TensorProto.FLOAT}
-            and shape == self.types[x].shape[-1:]
-            and not is_empty
-        )
+        one, other = self.types[vector], self.types[x]
+        if {one.dtype, other.dtype} != {onnx.TensorProto.FLOAT}:
+            return False
+        return one.shape == other.shape[-1:] and one.shape not in ((), (0,))
 
     def _quotients(self, name: str) -> Iterator[tuple[str, str]]:
         """Numerator and divisor of a value that is ``x / root`` or ``x * (1 / root)``."""

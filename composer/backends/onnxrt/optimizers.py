@@ -37,7 +37,7 @@ PADS = "Pad_Fusion"
 SCALES = "MatMulScaleFusion"
 
 
-def left_out(model: onnx.ModelProto) -> Iterator[str]:
+def optimizers_to_disable(model: onnx.ModelProto) -> Iterator[str]:
     """The names of the optimizers to disable for this model."""
     values = Values(model)
     yield from SLOWER

@@ -13,7 +13,7 @@ from composer.backends.forks import never_freed_in_forks
 from composer.backends.onnxrt.library import errors, onnxruntime
 from composer.backends.onnxrt.native import native_value, why_not_native
 from composer.backends.onnxrt.norms import fuse_norms
-from composer.backends.onnxrt.optimizers import left_out
+from composer.backends.onnxrt.optimizers import optimizers_to_disable
 from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.backends.onnxrt.values import drop_unread
@@ -52,11 +52,7 @@ def make_session(
 ) -> tuple[Any, tuple[Any, ...]]:
     """Make a session that reads the weights in place, without copies where that is possible.
 
-    Args:
-        graph: The model.
-        weights: Contiguous tensors on the device, by the names of the model's inputs.
-        settings: How to make the session.
-        device: Where the graph's tensors are.
+    The weights are contiguous tensors on the device, by the names of the model's inputs.
 
     Returns:
         The session, and the values of the weights. The values must live as long as the session.
@@ -85,7 +81,7 @@ def make_session(
             model.SerializeToString(),
             options,
             providers=list(providers.items()),
-            disabled_optimizers=[*left_out(model)],
+            disabled_optimizers=[*optimizers_to_disable(model)],
             enable_fallback=0,
         )
     except errors("NotImplemented") as error:
@@ -189,18 +185,20 @@ def _require_built_in(
     missing = [name for name in providers if name not in available]
     if not missing:
         return
-    what = f"this build of onnxruntime has no {', '.join(missing)} (it has {', '.join(available)})"
+    message = (
+        f"this build of onnxruntime has no {', '.join(missing)} (it has {', '.join(available)})"
+    )
     if settings.providers:
-        refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
-    refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
+        refuse(Status.FAILED, Reason.WRONG_PROVIDER, message)
+    refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, message)
 
 
-def _require_requested(providers: Mapping[str, object], arrived: list[str]) -> None:
+def _require_requested(providers: Mapping[str, object], actual: list[str]) -> None:
     """Refuse if a session lacks a provider that was requested for it."""
-    missing = [name for name in providers if name not in arrived]
+    missing = [name for name in providers if name not in actual]
     if missing:
-        what = f"asked for {', '.join(missing)}, got {', '.join(arrived)}"
-        refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
+        message = f"asked for {', '.join(missing)}, got {', '.join(actual)}"
+        refuse(Status.FAILED, Reason.WRONG_PROVIDER, message)
 
 
 def session_options(settings: Settings) -> Any:

@@ -32,10 +32,7 @@ _ROUND_NUMBERS = frozenset(
 def widen(gm: torch.fx.GraphModule, narrow: Callable[[torch.fx.Node], Set[torch.dtype]]) -> None:
     """Insert casts so that calls get float32, and their results have the same dtype as before.
 
-    Args:
-        gm: A functional graph. It is changed in place.
-        narrow: Returns the floating-point dtypes to replace by float32 for a call. An empty set
-            leaves the call unchanged.
+    ``narrow`` returns the floating-point dtypes of a call that are replaced by float32.
     """
     wide: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in list(gm.graph.nodes):

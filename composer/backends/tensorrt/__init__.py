@@ -153,6 +153,6 @@ def _place_of(example_inputs: Sequence[Any]) -> Any:
     for each in devices or [torch.device("cpu")]:
         probe.require_device(str(each))
     if len(devices) > 1:
-        what = f"the graph is on {', '.join(map(str, devices))}; TensorRT runs it on one GPU"
-        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
+        message = f"the graph is on {', '.join(map(str, devices))}; TensorRT runs it on one GPU"
+        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, message)
     return CudaPlace(devices[0])

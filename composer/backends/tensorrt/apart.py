@@ -58,8 +58,8 @@ def work(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     try:
         plan = build_plan(library, recipe)
     except Refusal as refusal:
-        told = {"status": refusal.status, "reason": refusal.reason, "message": str(refusal)}
-        return json.loads(json.dumps(told))  # type: ignore[no-any-return]  # enums as text
+        outcome = {"status": refusal.status, "reason": refusal.reason, "message": str(refusal)}
+        return json.loads(json.dumps(outcome))  # type: ignore[no-any-return]  # enums as text
     except Exception as error:  # noqa: BLE001  # becomes the caller's record
         failed = {"status": Status.FAILED.value, "reason": Reason.BUILD_FAILED.value}
         return {**failed, "message": text_of(error), "error_type": type(error).__name__}

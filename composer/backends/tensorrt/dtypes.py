@@ -50,11 +50,11 @@ def _other_dtype(node: torch.fx.Node) -> str | None:
     return f"TensorRT does not compute with {names}" if names else None
 
 
-def require_dtypes(what: str, pairs: Iterable[tuple[str, Any, torch.dtype]]) -> None:
+def require_dtypes(kind: str, pairs: Iterable[tuple[str, Any, torch.dtype]]) -> None:
     """Refuse if TensorRT's types of tensors differ from their torch dtypes.
 
     Args:
-        what: ``"input"`` or ``"output"``.
+        kind: ``"input"`` or ``"output"``.
         pairs: For each tensor its name, its type in TensorRT and its dtype in torch.
 
     Raises:
@@ -62,5 +62,5 @@ def require_dtypes(what: str, pairs: Iterable[tuple[str, Any, torch.dtype]]) -> 
     """
     for name, found, expected in pairs:
         if TORCH.get(found.name) is not expected:
-            message = f"TensorRT made {found.name} of the {what} {name}, which is {expected}"
+            message = f"TensorRT made {found.name} of the {kind} {name}, which is {expected}"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, message)

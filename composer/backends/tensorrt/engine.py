@@ -16,7 +16,7 @@ from composer.backends.tensorrt.loading import Signature
 from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.place import Place
 from composer.backends.tensorrt.plan import Recipe
-from composer.backends.tensorrt.profiles import Ranges, met, profile_of, ranges_of, wider
+from composer.backends.tensorrt.profiles import Ranges, profile_of, ranges_of, symbols_in, wider
 from composer.backends.tensorrt.refit import refit
 from composer.backends.tensorrt.settings import Settings
 from composer.backends.tf32 import allows_both
@@ -31,15 +31,8 @@ from composer.system.subprocesses import Limits
 class TensorRTEngine(BindingEngine[LoadedPlan]):
     """Runs plans on the inputs of a region; several threads may call it.
 
-    Args:
-        library: The TensorRT to use.
-        plain: The model.
-        region: The region that the model was made from. It has the weights, and the witnesses that
-            show when they change.
-        settings: How to build plans.
-        place: The device and its streams.
-        record: True to replay CUDA graphs where all shapes are fixed.
-        terms: The limits of the build.
+    The region has the weights, and the witnesses that show when they change. With ``record``, CUDA
+    graphs are replayed where all shapes are fixed. The terms have the limits of the build.
     """
 
     def __init__(
@@ -89,7 +82,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         before, for these shapes or for others.
         """
         with self._lock:
-            values = met(self._shapes, call.shapes)
+            values = symbols_in(self._shapes, call.shapes)
             self.ranges = (*self.ranges[:-1], wider(self.ranges[-1], values))
             self._drop_all(plan)
 
@@ -147,15 +140,15 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
     def _signature(self, recipe: Recipe) -> Signature:
         position = {name: i for i, name in enumerate(self._graph.inputs)}
         model = self._graph.model.graph
-        given = [each.name for each in model.input if each.name not in recipe.weights]
+        inputs = [each.name for each in model.input if each.name not in recipe.weights]
         outputs = zip((each.name for each in model.output), self._graph.outputs, strict=True)
-        kept = self._settings.weight_streaming_mib
+        budget = self._settings.weight_streaming_mib
         return Signature(
-            inputs=tuple((name, position[name]) for name in given),
+            inputs=tuple((name, position[name]) for name in inputs),
             outputs=tuple(outputs),
             dtypes=self._dtypes,
             profiles=recipe.profiles,
-            weights_on_device=None if kept is None else kept << 20,
+            weights_on_device=None if budget is None else budget << 20,
         )
 
 

@@ -58,13 +58,8 @@ class LoadedPlan:
     A context belongs to one stream, because TensorRT reuses its scratch memory without waiting. A
     context that no call uses waits in the pool of its stream.
 
-    Args:
-        library: The TensorRT that made the plan.
-        plan: The plan, as bytes.
-        signature: The inputs and outputs of the model.
-        place: The device and its streams.
-        record: True to replay CUDA graphs, if all shapes are fixed.
-        fill: Gives the engine its weights, for a plan without weights.
+    With ``record``, calls replay CUDA graphs, if all shapes are fixed. For a plan without weights,
+    ``fill`` gives the engine its weights.
 
     Raises:
         Refusal: the plan cannot be loaded here or is for another model, or memory is short.
@@ -101,7 +96,7 @@ class LoadedPlan:
             if self._engine.get_tensor_location(name) == trt.TensorLocation.HOST
         }
         self._receivers = [output.receiver() for _, output in signature.outputs]
-        fixed = all(output.shape is not None and output.dtype for _, output in signature.outputs)
+        fixed = all(None not in (each.shape, each.dtype) for _, each in signature.outputs)
         self.is_recorded = record and fixed and not signature.profiles and not self._on_host
         """True if calls replay a CUDA graph."""
 
@@ -265,9 +260,9 @@ def _execute(context: Any, stream: int, lines: Lines) -> None:
         _fail(lines, "the engine fails")
 
 
-def _fail(lines: Lines, what: str) -> NoReturn:
+def _fail(lines: Lines, failure: str) -> NoReturn:
     """Raise an error for a failed call, with TensorRT's own message."""
-    told = lines.refusal(what, Reason.RAISED_AT_RUNTIME)
-    if told.reason is Reason.OUT_OF_MEMORY:
-        raise torch.OutOfMemoryError(str(told))
-    raise told
+    refusal = lines.refusal(failure, Reason.RAISED_AT_RUNTIME)
+    if refusal.reason is Reason.OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(str(refusal))
+    raise refusal

@@ -60,8 +60,8 @@ def load_library() -> Library:
         except Exception as error:  # noqa: BLE001  # a broken package raises anything
             failures.append(f"{name} cannot be imported: {class_and_text(error)}")
             cause = error
-    what = "; ".join(failures) or "neither tensorrt nor tensorrt_rtx is installed"
-    raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from cause
+    message = "; ".join(failures) or "neither tensorrt nor tensorrt_rtx is installed"
+    raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, message) from cause
 
 
 @functools.cache

@@ -62,11 +62,11 @@ def require_same(engine: Any, signature: Signature) -> None:
     names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
     expected = {name for name, _ in (*signature.inputs, *signature.outputs)}
     if names != expected:
-        what = f"the plan has the tensors {sorted(names)}, the model {sorted(expected)}"
-        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, what)
-    for what, group in (("input", signature.inputs), ("output", signature.outputs)):
+        message = f"the plan has the tensors {sorted(names)}, the model {sorted(expected)}"
+        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, message)
+    for kind, group in (("input", signature.inputs), ("output", signature.outputs)):
         pairs = ((n, engine.get_tensor_dtype(n), signature.dtypes[n]) for n, _ in group)
-        require_dtypes(what, pairs)
+        require_dtypes(kind, pairs)
 
 
 def stream_weights(engine: Any, budget: int | None, lines: Lines) -> None:

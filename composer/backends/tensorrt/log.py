@@ -39,13 +39,13 @@ class Lines:
         first, *_ = others or errors or [""]
         return " ".join(first.split())
 
-    def refusal(self, what: str, reason: Reason = Reason.BUILD_FAILED) -> Refusal:
+    def refusal(self, failure: str, reason: Reason = Reason.BUILD_FAILED) -> Refusal:
         """Return a refusal with the first error's message, and the reason that the message implies.
 
-        ``what`` failed. If the message implies no reason, it is ``reason``.
+        The text says that ``failure`` happened. If the message implies no reason, it is ``reason``.
         """
         error = self.first_error
-        message = f"{what}: {error}" if error else f"{what}; its log does not say why"
+        message = f"{failure}: {error}" if error else f"{failure}; its log does not say why"
         if _mentions(error, _NO_DRIVER):
             remedy = "; the NVIDIA driver is missing or too old for this release of TensorRT"
             return Refusal(Status.UNAVAILABLE, Reason.DRIVER_MISSING, message + remedy)

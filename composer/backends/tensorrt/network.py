@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +48,7 @@ def parse(
 ) -> Parsed:
     """Parse a model whose weights are in host memory; they are passed by address.
 
-    Args:
-        library: The TensorRT to use.
-        graph: The model.
-        weights: Contiguous tensors by name. They must live until a plan is built.
-        lines: The log of the library, which is being recorded.
+    The weights are contiguous tensors by name. They must live until a plan is built.
 
     Raises:
         Refusal: TensorRT makes no builder.
@@ -124,8 +120,8 @@ def _unsupported(library: Library, model: bytes, lines: Lines) -> dict[int, str]
     why = f": {lines.first_error}" if lines.first_error else ""
     for index in range(parser.num_subgraphs):
         if not parser.is_subgraph_supported(index):
-            what = f"TensorRT's parser refuses its subgraph{why}"
-            refused |= dict.fromkeys(parser.get_subgraph_nodes(index), what)
+            message = f"TensorRT's parser refuses its subgraph{why}"
+            refused |= dict.fromkeys(parser.get_subgraph_nodes(index), message)
     return refused
 
 
@@ -152,14 +148,13 @@ def _inlined(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]) -> byt
     return data
 
 
-def require_no_host_inputs(network: Any) -> None:
+def require_no_host_inputs(inputs: Iterable[Any]) -> None:
     """Refuse inputs whose values give a shape; sizes must come from the shapes of tensors.
 
     Raises:
         Refusal: ``declined`` with ``dynamic_shape``.
     """
-    terminals = (network.get_input(index) for index in range(network.num_inputs))
-    names = [terminal.name for terminal in terminals if terminal.is_shape_tensor]
+    names = [each.name for each in inputs if each.is_shape_tensor]
     if names:
-        what = f"{', '.join(names)} gives a size that no input tensor has"
-        raise Refusal(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
+        message = f"{', '.join(names)} gives a size that no input tensor has"
+        raise Refusal(Status.DECLINED, Reason.DYNAMIC_SHAPE, message)

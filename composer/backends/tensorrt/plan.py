@@ -93,10 +93,7 @@ def build_plan(
 ) -> bytes:
     """Build a plan with TensorRT and return its bytes.
 
-    Args:
-        library: The TensorRT to use.
-        recipe: What to build.
-        check_time: Called between the steps of the build; raises a refusal once its time is over.
+    ``check_time`` is called between the steps, and raises a refusal once its time is over.
 
     Raises:
         Refusal: ``declined`` if the parser refuses nodes or changes dtypes; ``timed_out``;
@@ -121,12 +118,11 @@ def build_plan(
 
 
 def _check_types(network: Any, dtypes: Mapping[str, torch.dtype]) -> None:
-    require_no_host_inputs(network)
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    require_no_host_inputs(inputs)
     outputs = [network.get_output(i) for i in range(network.num_outputs)]
-    for what, terminals in (("input", inputs), ("output", outputs)):
-        named = ((terminal.name, terminal.dtype) for terminal in terminals)
-        require_dtypes(what, ((name, dtype, dtypes[name]) for name, dtype in named))
+    for kind, terminals in (("input", inputs), ("output", outputs)):
+        require_dtypes(kind, [(each.name, each.dtype, dtypes[each.name]) for each in terminals])
 
 
 def _configure(library: Library, builder: Any, recipe: Recipe) -> Any:
@@ -162,8 +158,8 @@ def _add_profile(builder: Any, config: Any, shapes: Profile) -> None:
     for name, (least, usual, greatest) in shapes.items():
         profile.set_shape(name, least, usual, greatest)
     if not profile or config.add_optimization_profile(profile) < 0:
-        what = f"TensorRT takes no profile of the ranges {shapes}"
-        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, what)
+        message = f"TensorRT takes no profile of the ranges {shapes}"
+        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, message)
 
 
 def _name_the_device(library: Library, config: Any, target: Target) -> None:

@@ -35,8 +35,8 @@ def require_device(device: str) -> None:
     if not torch.cuda.is_available():
         _refuse_without_device()
     if not device.startswith("cuda"):
-        what = f"the graph is on {device}; TensorRT runs graphs on CUDA devices"
-        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
+        message = f"the graph is on {device}; TensorRT runs graphs on CUDA devices"
+        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, message)
 
 
 def require_package() -> None:
@@ -48,11 +48,11 @@ def require_package() -> None:
     if is_installed(FOREIGN):
         return
     if not any(map(is_installed, LIBRARIES)):
-        what = (
+        message = (
             "none of torch_tensorrt, tensorrt and tensorrt_rtx is installed; install the release "
             f"of torch_tensorrt made for this torch, or {install('tensorrt-rtx')}"
         )
-        refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
+        refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, message)
     require_installed(("onnx", "onnxscript"), install("tensorrt-rtx"))
 
 

@@ -25,13 +25,13 @@ _ROOM = 4
 
 
 def ranges_of(
-    shapes: Mapping[str, Sequence[Any]], asked: Sequence[Mapping[str, Sizes]]
+    shapes: Mapping[str, Sequence[Any]], profiles: Sequence[Mapping[str, Sizes]]
 ) -> tuple[Ranges, ...]:
-    """Return one set of ranges for each profile in ``asked``, or one set around the first call.
+    """Return one set of ranges for each of the profiles, or one set around the first call.
 
     Args:
         shapes: The shape of each input whose shape is not fixed, by name.
-        asked: The profiles of the policy. Symbols without an entry get the default range.
+        profiles: The profiles of the policy. Symbols without an entry get the default range.
 
     Raises:
         Refusal: ``declined`` with ``dynamic_shape``, for an unbacked size.
@@ -42,15 +42,15 @@ def ranges_of(
             defaults |= _ranges_around(size)
     if not defaults:
         return ()
-    return tuple(_completed(profile, defaults) for profile in asked or ({},))
+    return tuple(_completed(profile, defaults) for profile in profiles or ({},))
 
 
 def _ranges_around(size: torch.SymInt) -> Ranges:
     ranges: Ranges = {}
     for name, (first, low, top) in _torch.symbols.symbol_facts(size).items():
         if first is None:
-            what = f"nothing is known of the size {name} of an input, so no range around it"
-            refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
+            message = f"nothing is known of the size {name} of an input, so no range around it"
+            refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, message)
         ranges[name] = around(first, low, top)
     return ranges
 
@@ -82,8 +82,8 @@ def profile_of(shapes: Mapping[str, Sequence[Any]], ranges: Ranges) -> Profile:
         least, usual, greatest = (_shape_with(shape, values) for values in extents)
         sizes = zip(least, usual, greatest, strict=True)
         if not all(0 <= low <= size <= high for low, size, high in sizes):
-            what = f"the sizes of {name} run from {least} over {usual} to {greatest}"
-            refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
+            message = f"the sizes of {name} run from {least} over {usual} to {greatest}"
+            refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, message)
         profile[name] = (least, usual, greatest)
     return profile
 
@@ -101,12 +101,12 @@ def holds(profile: Profile, shapes: Mapping[str, Shape]) -> bool:
     return True
 
 
-def met(shapes: Mapping[str, Sequence[Any]], given: Mapping[str, Shape]) -> dict[str, int]:
+def symbols_in(shapes: Mapping[str, Sequence[Any]], call: Mapping[str, Shape]) -> dict[str, int]:
     """Return the values of the symbols in a call, for symbols that are a size by themselves."""
     return {
         str(size): value
         for name, shape in shapes.items()
-        for size, value in zip(shape, given[name], strict=True)
+        for size, value in zip(shape, call[name], strict=True)
         if _torch.symbols.symbols(size) == {str(size)}
     }
 

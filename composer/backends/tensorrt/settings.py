@@ -58,9 +58,9 @@ class Settings(BaseModel):
         for index, profile in enumerate(profiles):
             for name, (least, usual, greatest) in profile.items():
                 if not 0 < least <= usual <= greatest:
-                    given = [least, usual, greatest]
+                    sizes = [least, usual, greatest]
                     raise ValueError(
-                        f"profile {index}, {name!r}: {given} is not [least, usual, greatest]"
+                        f"profile {index}, {name!r}: {sizes} is not [least, usual, greatest]"
                     )
         return profiles
 

@@ -42,9 +42,9 @@ def require_as_allowed(graph: FunctionalGraph, library: Library, target: Target)
     for node in calls_of(graph.gm):
         name = _torch.operators.operator_name(node.target)
         if name in forbidden and torch.float32 in {t.dtype for t in tensors_of(node)}:
-            what = (
+            message = (
                 f"TensorRT for RTX {library.version} computes {name} of float32 in TF32 on this "
                 f"GPU ({target.gpu}), which torch's settings do not allow; "
                 'torch.set_float32_matmul_precision("high") does for products'
             )
-            refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, what)
+            refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, message)

@@ -196,7 +196,7 @@ def test_a_norm_keeps_the_digits_of_float64(norm) -> None:
 @pytest.mark.parametrize("name", ["of fourth powers", "mean minus x", "mean not kept", "epsilons"])
 def test_onnxruntime_still_takes_for_norms_what_is_none(name: str, monkeypatch) -> None:
     """``FUSIONS``, and with it ``fuse_norms``, can go once this fails for all."""
-    monkeypatch.setattr(session, "left_out", lambda model: ())
+    monkeypatch.setattr(session, "optimizers_to_disable", lambda model: ())
     monkeypatch.setattr(session, "fuse_norms", lambda model: None)
     model, x = Norm(NO_NORMS[name], *BUFFERS.get(name, [])), torch.randn(16, 16)
     error = compiled(model, "onnxrt")(x) - model(x)

@@ -56,7 +56,7 @@ def test_what_an_optimizer_breaks_is_taken_without_it(function, dtype, dynamic) 
 @pytest.mark.parametrize("name", REFUSED)
 def test_onnx_runtime_breaks_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when no supported release does so any more."""
-    monkeypatch.setattr(session, "left_out", lambda model: ())
+    monkeypatch.setattr(session, "optimizers_to_disable", lambda model: ())
     with fault_of("onnxruntime", before="1.32" if "zeros" in name else None):
         with pytest.warns(FallbackWarning):
             compiled(REFUSED[name], "onnxrt")(*torch.randn(2, 2, 3, 4, 4))
@@ -78,7 +78,7 @@ def test_a_scaled_product_keeps_the_digits_of_float64() -> None:
 @upstream
 def test_onnxruntime_still_rounds_the_factors_of_products(monkeypatch) -> None:
     """The rule can go once this fails."""
-    monkeypatch.setattr(session, "left_out", lambda model: ())
+    monkeypatch.setattr(session, "optimizers_to_disable", lambda model: ())
     x, y = torch.randn(2, 8, 8, dtype=torch.float64)
     results = compiled(scaled_products, "onnxrt")(x, y)
     with fault_of("onnxruntime", before="1.32"):
