@@ -21,11 +21,8 @@ from composer.lowering.partition.regions import seen_by
 from composer.lowering.views import is_view
 
 _FLOAT8 = frozenset(
-    {
-        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
-        *(torch.float8_e5m2, torch.float8_e5m2fnuz),
-        torch.float8_e8m0fnu,
-    }
+    {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz}
+    | {torch.float8_e8m0fnu}
 )
 """Not supported: casts to these dtypes need opset 19, and the exporter writes opset 18."""
 

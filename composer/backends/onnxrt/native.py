@@ -19,9 +19,6 @@ from composer.backends.onnxrt.ports import Ports, Run, allocator
 from composer.errors import class_and_text
 from composer.lowering.export.onnx import Output, as_scalar
 
-Feed = Callable[[Any, Any], None]
-"""Appends an argument of the region to a vector of ONNX Runtime values."""
-
 
 def native_run(session: Any, ports: Ports) -> Run:
     """A function that runs a session by its native call.
@@ -78,13 +75,13 @@ def _device(device: torch.device) -> Any:
     return library.OrtDevice(place, memory, device.index or 0)
 
 
-def _feed_for(dtype: torch.dtype | None) -> Feed:
-    """The function that passes an argument of this dtype. Only a non-contiguous tensor is copied.
+def _feed_for(dtype: torch.dtype | None) -> Callable[[Any, Any], None]:
+    """The function that appends an argument of this dtype to a vector of ONNX Runtime values.
 
-    ``None`` stands for a Python number.
+    Only a non-contiguous tensor is copied. ``None`` stands for a Python number.
     """
     if dtype is None:
-        return _feed_number
+        return lambda vector, number: vector.push_back(to_dlpack(as_scalar(number)))
     if _is_flagged(dtype):
         return _feed_bools
     flag = _flag()
@@ -93,10 +90,6 @@ def _feed_for(dtype: torch.dtype | None) -> Feed:
 
 def _feed_bools(vector: Any, tensor: torch.Tensor) -> None:
     vector.push_back(to_dlpack(tensor.contiguous().view(torch.uint8)), True)
-
-
-def _feed_number(vector: Any, number: int) -> None:
-    vector.push_back(to_dlpack(as_scalar(number)))
 
 
 def _is_flagged(dtype: torch.dtype | None) -> bool:

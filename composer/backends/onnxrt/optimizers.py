@@ -33,32 +33,26 @@ if TYPE_CHECKING:
     import onnx
 
 SLOWER = ("SkipLayerNormFusion",)
-PADS = "Pad_Fusion"
-SCALES = "MatMulScaleFusion"
 
 
 def optimizers_to_disable(model: onnx.ModelProto) -> Iterator[str]:
     """The names of the optimizers to disable for this model."""
+    import onnx
+
     values = Values(model)
+    has_doubles = onnx.TensorProto.DOUBLE in {each.dtype for each in values.types.values()}
     yield from SLOWER
     yield from FUSIONS
     if _pads_averages(model, values):
-        yield PADS
-    if _has_doubles(values) or _scales_twice(model, values):
-        yield SCALES
+        yield "Pad_Fusion"
+    if has_doubles or _scales_twice(model, values):
+        yield "MatMulScaleFusion"
 
 
 def _pads_averages(model: onnx.ModelProto, values: Values) -> bool:
     """True if an average pool reads the result of a ``Pad``."""
     pools = [node for node in model.graph.node if node.op_type == "AveragePool"]
     return any(values.producer(pool.input[0], "Pad") for pool in pools)
-
-
-def _has_doubles(values: Values) -> bool:
-    """True if any value is float64."""
-    import onnx
-
-    return onnx.TensorProto.DOUBLE in {each.dtype for each in values.types.values()}
 
 
 def _scales_twice(model: onnx.ModelProto, values: Values) -> bool:

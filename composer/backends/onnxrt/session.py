@@ -185,9 +185,8 @@ def _require_built_in(
     missing = [name for name in providers if name not in available]
     if not missing:
         return
-    message = (
-        f"this build of onnxruntime has no {', '.join(missing)} (it has {', '.join(available)})"
-    )
+    built_in = ", ".join(available)
+    message = f"this build of onnxruntime has no {', '.join(missing)} (it has {built_in})"
     if settings.providers:
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, message)
     refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, message)

@@ -91,7 +91,11 @@ def keep_tails(gm: torch.fx.GraphModule) -> None:
     precise = _with_user(gm, _needs_precision)
     exposed = _with_user(gm, lambda user, node, exposed: not _gates(user, node, signed, exposed))
     for node in sigmoids:
-        factors = signed | _multiples(node.all_input_nodes[0])
+        (x,) = node.all_input_nodes
+        # The product of the sigmoid with x or a factor of x is a swish. So these count as values of
+        # both signs, also where their operators do not show it.
+        swished = {x, *x.all_input_nodes} if x.target is aten.mul.Tensor else {x}
+        factors = signed | swished
         is_gate = all(_gates(user, node, factors, exposed) for user in node.users)
         if node in precise or not is_gate:
             _write_out(node)
@@ -110,14 +114,6 @@ def _signed(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
 def _calls(node: torch.fx.Node, operators: Collection[Any]) -> bool:
     """True if a node calls one of these operators, or makes a view."""
     return node.target in operators or is_view(node)
-
-
-def _multiples(x: torch.fx.Node) -> set[torch.fx.Node]:
-    """The values whose product with ``sigmoid(x)`` is a swish: ``x``, and its factors.
-
-    Such a value counts as one of both signs, also where its operator does not show that.
-    """
-    return {x, *x.all_input_nodes} if x.target is aten.mul.Tensor else {x}
 
 
 def _with_user(gm: torch.fx.GraphModule, holds: _Rule) -> set[torch.fx.Node]:

@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 
 class Type(NamedTuple):
-    """The type of a value.
+    """A number of ``onnx.TensorProto.DataType``, and the sizes: numbers or names of symbols.
 
-    Attributes:
-        dtype: A number of ``onnx.TensorProto.DataType``; 0 if it is not known.
-        shape: Each size is a number or the name of a symbol; 0 if it is not known.
+    The number 0 stands for an unknown dtype or size.
     """
 
     dtype: int = 0

@@ -58,7 +58,7 @@ def _widen_operands(
         return torch.float32 if value in narrow else value
 
     def cast_of(source: torch.fx.Node) -> torch.fx.Node:
-        if _dtype_of(source.meta["val"]) not in narrow:
+        if getattr(source.meta["val"], "dtype", None) not in narrow:
             return source
         if source not in wide:
             wide[source] = cast(source, torch.float32)
@@ -80,11 +80,11 @@ def _widen_results(node: torch.fx.Node, narrow: Set[torch.dtype]) -> None:
     """Make the results of a call float32, and cast them back for their users."""
     parts = [user for user in node.users if user.target is operator.getitem]
     for result in parts or [node]:
-        if _dtype_of(result.meta["val"]) in narrow:
+        if getattr(result.meta["val"], "dtype", None) in narrow:
             _round(result)
 
     def widened(value: Any) -> Any:
-        return value.to(torch.float32) if _dtype_of(value) in narrow else value
+        return value.to(torch.float32) if getattr(value, "dtype", None) in narrow else value
 
     node.meta["val"] = map_aggregate(node.meta["val"], widened)
 
@@ -107,7 +107,3 @@ def cast(node: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
     result = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
     result.meta = node.meta | {"val": value.to(dtype)}
     return result
-
-
-def _dtype_of(value: Any) -> torch.dtype | None:
-    return value.dtype if isinstance(value, torch.Tensor) else None

@@ -41,11 +41,6 @@ class Library:
         return self.name == "tensorrt_rtx"
 
 
-def library_of(module: Any, name: str) -> Library:
-    """Return a module as a library; the module may be anything with TensorRT's names."""
-    return Library(module, name, str(module.__version__), make_log(module))
-
-
 def load_library() -> Library:
     """Import the first library that can be imported; call this only after the probe has passed.
 
@@ -66,4 +61,5 @@ def load_library() -> Library:
 
 @functools.cache
 def _load(name: str) -> Library:
-    return library_of(importlib.import_module(name), name)
+    module = importlib.import_module(name)
+    return Library(module, name, str(module.__version__), make_log(module))
