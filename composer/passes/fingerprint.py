@@ -72,14 +72,14 @@ def fields_of(thing: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _members(cls: type) -> dict[str, Any]:
-    fields = {each.name for each in fields_of(cls)}
+    left_out = {"_abc_impl", *(each.name for each in fields_of(cls))}
     slots = types.MemberDescriptorType | types.GetSetDescriptorType
-    return {
-        name: member
-        for name, member in sorted(vars(cls).items())
-        if not (name in fields or name.startswith("__") or name == "_abc_impl")
-        and not isinstance(member, slots)
-    }
+    members = {}
+    for name, member in sorted(vars(cls).items()):
+        is_special = name in left_out or name.startswith("__")
+        if not is_special and not isinstance(member, slots):
+            members[name] = member
+    return members
 
 
 def file_of(thing: Any) -> str:
@@ -127,12 +127,12 @@ def source_of_module(name: str) -> str:
         OptionError: There is no such module, or it has no file.
     """
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except ImportError:  # its package cannot be imported
-        found = None
-    if found is None or found.origin is None or not Path(found.origin).is_file():
+        spec = None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise OptionError(f"depends_on names {name!r}, which has no source file")
-    return _hash_as_loaded(found.origin, found)
+    return _hash_as_loaded(spec.origin, spec)
 
 
 def source_not_imported(name: str) -> str:
@@ -145,16 +145,23 @@ def source_not_imported(name: str) -> str:
     """
     top, *parts = name.split(".")
     try:
-        found = importlib.util.find_spec(top)
+        spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):  # a module object without a spec has this name
         return ""
-    places = (found.submodule_search_locations or ()) if found and parts else ()
-    files = [Path(place, *parts) for place in places]
-    files = [file for each in files for file in (each.with_suffix(".py"), each / "__init__.py")]
-    if found and found.origin and not parts:
-        files = [Path(found.origin)]
+    if spec is None:
+        return ""
+    files: list[Path] = []
+    if parts:
+        for folder in spec.submodule_search_locations or ():
+            module = Path(folder, *parts)
+            files += (module.with_suffix(".py"), module / "__init__.py")
+    elif spec.origin:
+        files.append(Path(spec.origin))
     loaded = getattr(sys.modules.get(name), "__spec__", None)
-    return next((_hash_as_loaded(str(each), loaded) for each in files if each.is_file()), "")
+    for file in files:
+        if file.is_file():
+            return _hash_as_loaded(str(file), loaded)
+    return ""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -166,12 +173,14 @@ def _source(thing: Any) -> str:
 
 
 def _bytecode(thing: Any) -> str:
-    if isinstance(thing, type):
-        # Static and class methods hold the function that they call.
-        members = [(n, getattr(m, "__func__", m)) for n, m in sorted(vars(thing).items())]
-        functions = (each for each in members if isinstance(each[1], types.FunctionType))
-        return thing.__qualname__ + "".join(f"{n}{_bytecode(f)}" for n, f in functions)
-    return _code_text(thing.__code__)
+    if not isinstance(thing, type):
+        return _code_text(thing.__code__)
+    text = thing.__qualname__
+    for name, member in sorted(vars(thing).items()):
+        function = getattr(member, "__func__", member)  # of a static or class method
+        if isinstance(function, types.FunctionType):
+            text += f"{name}{_bytecode(function)}"
+    return text
 
 
 def _code_text(code: types.CodeType) -> str:
@@ -245,21 +254,18 @@ def _function_text(function: types.FunctionType) -> str:
     except ValueError as empty:  # a cell without a value
         raise Unstable(function.__qualname__) from empty
     file = file_of(function)
-    named = {} if file else _globals_of(function, function.__code__)
-    return (
-        _source_of_function(function)
-        + file
-        + _text([cells, function.__defaults__, function.__kwdefaults__, named])
-    )
+    used = {} if file else _globals_of(function, function.__code__)
+    values = _text([cells, function.__defaults__, function.__kwdefaults__, used])
+    return f"{_source_of_function(function)}{file}{values}"
 
 
 def _globals_of(function: types.FunctionType, code: types.CodeType) -> dict[str, Any]:
     scope = function.__globals__
-    found = {name: scope[name] for name in sorted(code.co_names) if name in scope}
+    values = {name: scope[name] for name in sorted(code.co_names) if name in scope}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= _globals_of(function, constant)
-    return found
+            values |= _globals_of(function, constant)
+    return values
 
 
 def _source_of_function(function: types.FunctionType) -> str:

@@ -83,16 +83,20 @@ def find(graph: torch.fx.Graph, query: Query) -> tuple[list[InternalMatch], list
 def near_misses(graph: torch.fx.Graph, query: Query) -> list[NearMiss]:
     """Return every place where an anchor of the pattern was found, but there is no rewrite."""
     matches, refused = find(graph, query)
-    complete = {match.nodes_map[match.anchors[0]].name for match in matches}
+    matched: set[torch.fx.Node] = set()
+    complete: set[str] = set()
+    for match in matches:
+        matched.update(matched_nodes(match))
+        complete.add(match.nodes_map[match.anchors[0]].name)
+    misses = [miss for miss in refused if miss.anchor not in complete]
     explained = {miss.anchor for miss in refused}
-    found = [miss for miss in refused if miss.anchor not in complete]
-    whole = {node for match in matches for node in matched_nodes(match)}
+    unexplained = [n for n in graph.nodes if n not in matched and n.name not in explained]
     with _one_form(query.graph, graph):
-        for anchor, node in itertools.product(query.anchors, graph.nodes):
-            if _is_call_of(node, anchor) and node not in whole and node.name not in explained:
-                found.append(_explain(anchor, node, query))
-    place = {node.name: index for index, node in enumerate(graph.nodes)}
-    return sorted(found, key=lambda miss: place[miss.anchor])
+        for anchor, node in itertools.product(query.anchors, unexplained):
+            if _call(node) == _call(anchor):
+                misses.append(_explain(anchor, node, query))
+    places = {node.name: place for place, node in enumerate(graph.nodes)}
+    return sorted(misses, key=lambda miss: places[miss.anchor])
 
 
 def matched_nodes(match: InternalMatch) -> list[torch.fx.Node]:
@@ -120,15 +124,15 @@ def _refusal(
 ) -> str:
     """Return why a match must not be rewritten; empty if it may be."""
     nodes = matched_nodes(match)
-    rival = next((taken[node] for node in nodes if node in taken), None)
-    if rival is not None:
-        return f"overlaps the match at {rival}"
+    rivals = [taken[node] for node in nodes if node in taken]
+    if rivals:
+        return f"overlaps the match at {rivals[0]}"
     writer = _disturbing(nodes, places)
     if writer is not None:
         return f"{writer.name} stands between the matched nodes and changes memory or state"
-    for each in query.filters:
-        if not each(match, graph, query.graph):
-            return f"the filter {getattr(each, '__name__', each)} said no"
+    for accepts in query.filters:
+        if not accepts(match, graph, query.graph):
+            return f"the filter {getattr(accepts, '__name__', accepts)} said no"
     return ""
 
 
@@ -136,25 +140,23 @@ def _disturbing(
     nodes: list[torch.fx.Node], places: dict[torch.fx.Node, int]
 ) -> torch.fx.Node | None:
     """Return an operation between the matched ones that they must not be moved across."""
-    matched = set(nodes)
     last = max(nodes, key=places.__getitem__)
-    pure = all(map(is_pure, nodes))
+    are_pure = all(map(is_pure, nodes))
     node = min(nodes, key=places.__getitem__)
     while node is not last:
-        harmless = is_pure(node) or (pure and keeps_to_itself(node))
-        if node not in matched and not harmless:
+        is_harmless = is_pure(node) or (are_pure and keeps_to_itself(node))
+        if not is_harmless and node not in nodes:
             return node
         node = node.next
     return None
 
 
 def _explain(anchor: torch.fx.Node, node: torch.fx.Node, query: Query) -> NearMiss:
-    found = compare(anchor, node, ignore_literals=query.ignore_literals)
-    if not isinstance(found, Unmatched):
-        found = _outside_reader(found, query) or Unmatched(
-            anchor.name, node.name, "its other outputs are not found with it, or need each other"
-        )
-    return NearMiss(node.name, found.pattern_node, found.graph_node, found.why)
+    result = compare(anchor, node, ignore_literals=query.ignore_literals)
+    if not isinstance(result, Unmatched):
+        why = "its other outputs are not found with it, or need each other"
+        result = _outside_reader(result, query) or Unmatched(anchor.name, node.name, why)
+    return NearMiss(node.name, result.pattern_node, result.graph_node, result.why)
 
 
 def _outside_reader(images: dict[torch.fx.Node, Any], query: Query) -> Unmatched | None:
@@ -174,37 +176,38 @@ def _call(node: torch.fx.Node) -> tuple[str, Any]:
     return node.op, node.target
 
 
-def _is_call_of(node: torch.fx.Node, wanted: torch.fx.Node) -> bool:
-    return _call(node) == _call(wanted)
-
-
 @contextmanager
 def _one_form(pattern: torch.fx.Graph, graph: torch.fx.Graph) -> Iterator[None]:
     """Normalize calls in both graphs while the context is open; restore them at its end.
 
     Calls of the pattern's targets pass every argument by keyword, including defaults.
     """
-    targets = {node.target for node in pattern.nodes if node.op == "call_function"}
-    forms = dict(form for target in targets for form in _forms(target, pattern, graph))
-    written = {node: (node.args, node.kwargs) for node in forms}
+    forms: dict[torch.fx.Node, dict[str, Any]] = {}
+    for target in {node.target for node in pattern.nodes if node.op == "call_function"}:
+        forms |= _forms(target, pattern, graph)
+    as_written = {node: (node.args, node.kwargs) for node in forms}
     for node, kwargs in forms.items():
         node.args, node.kwargs = (), kwargs
     try:
         yield
     finally:
-        for node, (args, kwargs) in written.items():
+        for node, (args, kwargs) in as_written.items():
             node.args, node.kwargs = args, kwargs
 
 
-def _forms(target: Any, *graphs: torch.fx.Graph) -> list[tuple[torch.fx.Node, dict[str, Any]]]:
+def _forms(target: Any, *graphs: torch.fx.Graph) -> dict[torch.fx.Node, dict[str, Any]]:
     """Return every call of the target with its arguments by name.
 
     The result is empty if the arguments of one call cannot be named without doubt.
     """
-    calls = [node for each in graphs for node in each.find_nodes(op="call_function", target=target)]
-    forms = [(node, _by_keyword(node)) for node in calls]
-    known = [(node, form) for node, form in forms if form is not None]
-    return known if len(known) == len(forms) else []
+    forms: dict[torch.fx.Node, dict[str, Any]] = {}
+    for graph in graphs:
+        for node in graph.find_nodes(op="call_function", target=target):
+            form = _by_keyword(node)
+            if form is None:
+                return {}
+            forms[node] = form
+    return forms
 
 
 def _by_keyword(node: torch.fx.Node) -> dict[str, Any] | None:

@@ -39,8 +39,12 @@ def provenance(*nodes: torch.fx.Node) -> dict[str, Any]:
     It says where they come from: the user's line, the module, and forward or backward. If two nodes
     have different values for a key, the later node takes precedence.
     """
-    merged = {key: value for node in nodes for key, value in node.meta.items()}
-    return {k: v for k, v in merged.items() if k not in _OF_VALUES | _OF_OPERATORS}
+    merged: dict[str, Any] = {}
+    for node in nodes:
+        merged |= node.meta
+    for key in _OF_VALUES | _OF_OPERATORS:
+        merged.pop(key, None)
+    return merged
 
 
 def fill(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], key: str) -> None:
@@ -90,16 +94,16 @@ def propagate(
             if _torch.modes.changes_state(node.target):
                 follow(node, regions)
                 continue
-            as_before = node in known and node.meta.get(key) is known[node]
-            if as_before and node in keep and not news.reach(node):
+            has_old = node in known and node.meta.get(key) is known[node]
+            if has_old and node in keep and not news.reach(node):
                 continue
             call = _described(node, key, regions)
-            if as_before and news.owns_memory(node) and computed.get(call) == layout(known[node]):
+            if has_old and news.owns_memory(node) and computed.get(call) == layout(known[node]):
                 continue  # an equal operation on equal inputs just gave an equal fake value
             value = node.meta[key] = _computed(gm, node, key, mode)
             news.add(node, value)
-            given = [each.meta.get(key) for each in node.all_input_nodes]
-            if _memory(value).isdisjoint(_memory(*given)):
+            inputs = [source.meta.get(key) for source in node.all_input_nodes]
+            if _memory(value).isdisjoint(_memory(*inputs)):
                 computed[call] = layout(value)
 
 
@@ -128,12 +132,11 @@ class _News:
 
     def reach(self, node: torch.fx.Node) -> bool:
         """True if the old fake value of an unchanged node is no longer valid."""
-        memory = _memory(self._known[node])
-        return any(
-            each in self._moved
-            or (each in self._new and not memory.isdisjoint(_memory(self._known[each])))
-            for each in node.all_input_nodes
-        )
+        sources = node.all_input_nodes
+        if not self._moved.isdisjoint(sources):
+            return True
+        bases = [self._known[source] for source in self._new.intersection(sources)]
+        return not _memory(self._known[node]).isdisjoint(_memory(*bases))
 
     def owns_memory(self, node: torch.fx.Node) -> bool:
         """True if the node's old fake value shared no memory with an earlier node."""
@@ -146,10 +149,12 @@ def _memory(*values: Any) -> set[int]:
 
 def _described(node: torch.fx.Node, key: str, regions: AutocastRegions) -> str:
     """Return a call as text, with the layouts of its inputs in place of its inputs."""
-    given = torch.fx.map_arg(
-        (node.args, node.kwargs), lambda each: f"<{layout(each.meta.get(key))}>"
-    )
-    return f"{node.op} {node.target} {given} {[region.name for region in regions]}"
+
+    def described_input(source: torch.fx.Node) -> str:
+        return f"<{layout(source.meta.get(key))}>"
+
+    arguments = torch.fx.map_arg((node.args, node.kwargs), described_input)
+    return f"{node.op} {node.target} {arguments} {[region.name for region in regions]}"
 
 
 def mode_of(gm: torch.fx.GraphModule, key: str) -> Any:
@@ -182,9 +187,8 @@ def _computed(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any
     try:
         return _evaluate(gm, node, key, mode)
     except Exception as error:
-        raise Unknown(
-            node, f"{node.target} cannot be run on its inputs: {text_of(error)}"
-        ) from error
+        why = f"{node.target} cannot be run on its inputs: {text_of(error)}"
+        raise Unknown(node, why) from error
 
 
 def _evaluate(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any) -> Any:
@@ -195,7 +199,7 @@ def _evaluate(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     if node.op == "call_module":
         module = gm.get_submodule(str(node.target))
-        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
         fakes = {name: _torch.fakes.as_fake(mode, value) for name, value in state.items()}
         return torch.func.functional_call(module, fakes, args, kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target

@@ -67,11 +67,12 @@ class SharedPasses:
             last: True for only the passes with ``runs_last``, false for only the other ones, and
                 ``None`` for all.
         """
-        here = [each for each in self.passes if each.stage == stage]
+        passes = [each for each in self.passes if each.stage == stage]
         if stage in BEFORE_AUTOGRAD:
-            return tuple(here)
-        halves = (False, True) if last is None else (last,)
-        return tuple(each for half in halves for each in here if each.runs_last is half)
+            return tuple(passes)
+        if last is not None:
+            return tuple(each for each in passes if each.runs_last is last)
+        return tuple(sorted(passes, key=lambda each: each.runs_last))
 
     @property
     def late(self) -> bool:
@@ -81,9 +82,11 @@ class SharedPasses:
     @property
     def key(self) -> str:
         """A text that is equal in every process for the same passes with the same parameters."""
-        own = [each.uuid() or _without_uuid(each) for each in self.passes]
-        cut = self.partitioner and (self.partitioner.uuid() or qualified_name(self.partitioner))
-        return f"{own} {cut or ''}" if own or cut else ""
+        passes = [each.uuid() or _without_uuid(each) for each in self.passes]
+        partitioner = ""
+        if self.partitioner:
+            partitioner = self.partitioner.uuid() or qualified_name(self.partitioner)
+        return f"{passes} {partitioner}" if passes or partitioner else ""
 
 
 def _without_uuid(each: GraphPass) -> str:
@@ -93,11 +96,11 @@ def _without_uuid(each: GraphPass) -> str:
     too little for a key of Inductor's cache. It is enough for another purpose: composer remembers
     which engines failed on a graph, and after a fix of the pass that memory must not apply.
     """
-    shown = each.function if isinstance(each, FunctionPass) else type(each)
-    named = shown.func if isinstance(shown, functools.partial) else shown
-    parts = each.name, str(each.stage), each.runs_last, file_of(named)
+    code = each.function if isinstance(each, FunctionPass) else type(each)
+    function = code.func if isinstance(code, functools.partial) else code
+    parts = each.name, str(each.stage), each.runs_last, file_of(function)
     try:
-        return digest(*parts, shown)
+        return digest(*parts, code)
     except Unstable:
         return digest(*parts)
 
@@ -150,14 +153,12 @@ def shared_passes(listed: Sequence[Any], on_error: OnError = "skip") -> SharedPa
 
 
 def _find(entry: Any) -> Any:
-    if isinstance(entry, Mapping):
-        fields = {key: value for key, value in entry.items() if key != "pass"}
-        if "pass" not in entry:
-            raise OptionError(
-                f"a table in passes names its pass: {{'pass': ...}}, not {dict(entry)}"
-            )
-        return _make(look_up(entry["pass"]), fields)
-    return _make(look_up(entry), {})
+    if not isinstance(entry, Mapping):
+        return _make(look_up(entry), {})
+    if "pass" not in entry:
+        raise OptionError(f"a table in passes names its pass: {{'pass': ...}}, not {dict(entry)}")
+    fields = dict(entry)
+    return _make(look_up(fields.pop("pass")), fields)
 
 
 def look_up(entry: Any) -> Any:
@@ -186,13 +187,13 @@ def check_class(found: Any) -> None:
     Raises:
         OptionError: It is another class.
     """
-    if isinstance(found, type) and not issubclass(
-        found, (GraphPass, *_torch.inductor.CUSTOM_PASSES)
-    ):
+    classes = (GraphPass, *_torch.inductor.CUSTOM_PASSES)
+    if isinstance(found, type) and not issubclass(found, classes):
         raise OptionError(f"passes holds {found!r}, which is no class of passes")
 
 
 def _make(found: Any, fields: dict[str, Any]) -> Any:
+    """Return the pass for an entry of the list: a class, an object or a function."""
     if isinstance(found, type):
         if issubclass(found, GraphPass):
             return _with_a_stage(_instance(found, fields))
@@ -252,8 +253,9 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
         raise OptionError(f"pass {cls.name!r} {what}")
     unknown = [name for name in fields if name not in known]
     if unknown:
-        named = "; ".join(f"unknown parameter {n!r}{did_you_mean(str(n), known)}" for n in unknown)
-        raise OptionError(f"pass {cls.name!r}: {named} (accepted: {', '.join(known) or 'none'})")
+        hints = [f"unknown parameter {name!r}{did_you_mean(str(name), known)}" for name in unknown]
+        accepted = ", ".join(known) or "none"
+        raise OptionError(f"pass {cls.name!r}: {'; '.join(hints)} (accepted: {accepted})")
     try:
         return cls(**_as_annotated(cls, fields))
     except BaseException as error:

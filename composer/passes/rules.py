@@ -60,13 +60,13 @@ class Interface:
     def of(gm: torch.fx.GraphModule, stage: Stage | str) -> Interface:
         """Read the interface of a graph."""
         key = metadata.key_at(stage)
-        inputs = {str(node.target): node.meta.get(key) for node in _placeholders(gm)}
-        values = (v.meta.get(key) if isinstance(v, torch.fx.Node) else v for v in _returned(gm))
         strides = stage in BEFORE_AUTOGRAD
-        return Interface(
-            {name: described(value) for name, value in inputs.items()},
-            tuple(described(value, strides=strides) for value in values),
-        )
+        inputs = {str(node.target): described(node.meta.get(key)) for node in _placeholders(gm)}
+        outputs = []
+        for value in _returned(gm):
+            fake = value.meta.get(key) if isinstance(value, torch.fx.Node) else value
+            outputs.append(described(fake, strides=strides))
+        return Interface(inputs, tuple(outputs))
 
 
 def enforce(
@@ -132,40 +132,44 @@ def _kept(
     gm: torch.fx.GraphModule, before: Snapshot, changed: Container[str]
 ) -> set[torch.fx.Node]:
     """Return the nodes that did not change and do not run a nested graph that changed."""
-
-    def is_kept(node: torch.fx.Node, line: tuple[Any, ...]) -> bool:
-        run = [node, *node.all_input_nodes]
-        return before.lines.get(node) == line and not any(each.target in changed for each in run)
-
-    return {node for node, line in lines_of(gm.graph).items() if is_kept(node, line)}
+    kept = set()
+    for node, line in lines_of(gm.graph).items():
+        nested = [each for each in (node, *node.all_input_nodes) if each.target in changed]
+        if before.lines.get(node) == line and not nested:
+            kept.add(node)
+    return kept
 
 
 def _sort(graph: torch.fx.Graph, *, functional: bool) -> None:
-    written = list(graph.nodes)
+    before = list(graph.nodes)
     try:
         order.sort(graph)
     except order.Cycle as cycle:
         raise Broken("order", cycle.node.name, str(cycle)) from cycle
-    moved = None if functional else order.moved_across(written, list(graph.nodes), _is_barrier)
+    if functional:
+        return
+    moved = order.moved_across(before, list(graph.nodes), _is_barrier)
     if moved is not None:
-        what = (
-            "to stand behind what it reads it moves across a write to memory or a change of state"
-        )
-        raise Broken("order", moved.name, f"{what}; insert it where it is to run")
+        what = "it moves across a write to memory or a change of state"
+        remedy = "insert it where it is to run"
+        raise Broken("order", moved.name, f"to stand behind what it reads {what}; {remedy}")
 
 
 def _is_barrier(node: torch.fx.Node) -> bool:
     """True if another operation must not be moved across this node."""
     is_call = node.op in ("call_function", "call_method", "call_module")
-    return is_call and not (is_pure(node) or keeps_to_itself(node))
+    return is_call and not is_pure(node) and not keeps_to_itself(node)
 
 
 def _check_inputs(gm: torch.fx.GraphModule, promised: Interface) -> None:
     now, was = [str(node.target) for node in _placeholders(gm)], list(promised.inputs)
-    if now != was:
-        odd = next((a for a, b in zip(now, was, strict=False) if a != b), (now + was)[-1])
-        what = "in another order" if sorted(now) == sorted(was) else "others"
-        raise Broken("inputs", odd, f"the inputs were {was} and are {what} now: {now}")
+    if now == was:
+        return
+    pairs = zip(now, was, strict=False)
+    last = (now + was)[-1]
+    first_other = next((name for name, old in pairs if name != old), last)
+    what = "in another order" if sorted(now) == sorted(was) else "others"
+    raise Broken("inputs", first_other, f"the inputs were {was} and are {what} now: {now}")
 
 
 def _check_number_of_outputs(gm: torch.fx.GraphModule, promised: Interface) -> None:
@@ -180,26 +184,23 @@ def _check_number_of_outputs(gm: torch.fx.GraphModule, promised: Interface) -> N
 def _check_arguments(gm: torch.fx.GraphModule) -> None:
     nodes = set(gm.graph.nodes)
     for node in gm.graph.nodes:
-        for source in node.all_input_nodes:
-            if source not in nodes:
-                raise Broken(
-                    "lint", node.name, f"it reads {source.name}, which is not in the graph"
-                )
+        foreign = [source for source in node.all_input_nodes if source not in nodes]
+        if foreign:
+            what = f"it reads {foreign[0].name}, which is not in the graph"
+            raise Broken("lint", node.name, what)
 
 
 def _check_values(gm: torch.fx.GraphModule, stage: Stage | str, promised: Interface) -> None:
     now = Interface.of(gm, stage)
-    for name, value in promised.inputs.items():
-        if now.inputs[name] != value:
-            raise Broken(
-                "inputs", name, f"its fake value was {value} and is {now.inputs[name]} now"
-            )
-    for index, (returned, is_now, was) in enumerate(
-        zip(_returned(gm), now.outputs, promised.outputs, strict=True)
-    ):
-        if is_now != was:
+    for name, was in promised.inputs.items():
+        if now.inputs[name] != was:
+            what = f"its fake value was {was} and is {now.inputs[name]} now"
+            raise Broken("inputs", name, what)
+    for index, returned in enumerate(_returned(gm)):
+        was, value = promised.outputs[index], now.outputs[index]
+        if value != was:
             node = returned.name if isinstance(returned, torch.fx.Node) else "output"
-            raise Broken("outputs", node, f"output {index} was {was} and is {is_now} now")
+            raise Broken("outputs", node, f"output {index} was {was} and is {value} now")
 
 
 def _placeholders(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:

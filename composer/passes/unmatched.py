@@ -42,15 +42,20 @@ class _Comparison:
         for other, image in self.images.items():
             if image is found:
                 return Unmatched(wanted.name, found.name, f"it stands for {other.name} already")
-        if wanted.op != "placeholder" and (wanted.op, wanted.target) != (found.op, found.target):
+        if wanted.op == "placeholder":
+            self.images[wanted] = found
+            return None
+        if (wanted.op, wanted.target) != (found.op, found.target):
             why = f"it is {called(found)}, not {called(wanted)}"
             return Unmatched(wanted.name, found.name, why)
         self.images[wanted] = found
-        return None if wanted.op == "placeholder" else self._of_arguments(wanted, found)
+        return self._of_arguments(wanted, found)
 
     def _again(self, wanted: torch.fx.Node, found: Any) -> Unmatched | None:
+        """Compare with the image that the pattern's node has already."""
         image = self.images[wanted]
-        if image is found or (not isinstance(found, torch.fx.Node) and image == found):
+        is_equal = not isinstance(found, torch.fx.Node) and image == found
+        if image is found or is_equal:
             return None
         return Unmatched(wanted.name, str(found), f"{wanted.name} is {image} already")
 
@@ -73,8 +78,8 @@ class _Comparison:
             return self._of_node_and_value(wanted, found)
         if isinstance(wanted, list | tuple) and isinstance(found, list | tuple):
             return self._of_lists(wanted, found)
-        same = type(wanted) is type(found) and wanted == found
-        return None if same or self._ignore_literals else f"is {found!r}, not {wanted!r}"
+        is_same = type(wanted) is type(found) and wanted == found
+        return None if is_same or self._ignore_literals else f"is {found!r}, not {wanted!r}"
 
     def _of_node_and_value(self, wanted: torch.fx.Node, found: Any) -> Unmatched | str | None:
         if isinstance(found, torch.fx.Node):
@@ -89,9 +94,12 @@ class _Comparison:
     def _of_lists(self, wanted: Any, found: Any) -> Unmatched | str | None:
         if len(wanted) != len(found):
             return f"is {found!r}, not {wanted!r}"
-        unmatched = map(self._of_values, wanted, found)
-        first = next((each for each in unmatched if each is not None), None)
-        return f"is {found!r}, not {wanted!r}" if isinstance(first, str) else first
+        for ours, theirs in zip(wanted, found, strict=True):
+            unmatched = self._of_values(ours, theirs)
+            if unmatched is not None:
+                is_node = isinstance(unmatched, Unmatched)
+                return unmatched if is_node else f"is {found!r}, not {wanted!r}"
+        return None
 
 
 def _named(node: torch.fx.Node) -> dict[str, Any]:
@@ -105,8 +113,10 @@ def called(node: torch.fx.Node) -> str:
         return "an input of the graph"
     if node.op == "call_method":
         return f"the method {node.target}"
-    if node.op in ("get_attr", "call_module"):
-        return f"the {'attribute' if node.op == 'get_attr' else 'module'} {node.target}"
+    if node.op == "get_attr":
+        return f"the attribute {node.target}"
+    if node.op == "call_module":
+        return f"the module {node.target}"
     if isinstance(node.target, _torch.operators.OpOverload):
         return str(node.target)
     module = getattr(node.target, "__module__", None) or "torch"  # torch's builtins have none

@@ -75,13 +75,11 @@ class Program:
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Program:
         """Return the program with ``change`` applied to each floating-point input."""
-
-        def each(value: Any) -> Any:
-            is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
-            return change(value.detach()) if is_wide else value
-
         leaves, restore = _torch.tensors.flatten((tuple(self.args), dict(self.kwargs)))
-        args, kwargs = restore([each(leaf) for leaf in leaves])
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+                leaves[i] = change(leaf.detach())
+        args, kwargs = restore(leaves)
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def training(self) -> Program:
@@ -113,7 +111,7 @@ def _state_of(fn: Callable[..., Any]) -> Values:
     owner = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
     if not isinstance(owner, torch.nn.Module):
         return {}
-    return {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
+    return dict(owner.named_parameters()) | dict(owner.named_buffers())
 
 
 @contextlib.contextmanager
@@ -141,19 +139,17 @@ def deviation(
     bounds: dict[str, Any] = {"rtol": 0.0, "atol": 0.0, **tolerance} if tolerance else {}
     if list(got) != list(expected):
         what = f"{list(got)} instead of {list(expected)}"
-        return Deviation("number of values", float("nan"), float("nan"), what)
-    for name, value in expected.items():
-        found = _deviation(name, got[name], value, bounds)
-        if found is not None:
-            return found
-    return None
+        return Deviation("number of values", math.nan, math.nan, what)
+    found = (_deviation(name, got[name], value, bounds) for name, value in expected.items())
+    return next(filter(None, found), None)
 
 
 def _deviation(name: str, got: Any, expected: Any, bounds: dict[str, Any]) -> Deviation | None:
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
-        same = is_same_number(got, expected)
+        if is_same_number(got, expected):
+            return None
         what = f"{got!r} instead of {expected!r}"
-        return None if same else Deviation(name, float("nan"), float("nan"), what)
+        return Deviation(name, math.nan, math.nan, what)
     try:
         torch.testing.assert_close(got, expected, equal_nan=True, **bounds)
     except AssertionError as error:
@@ -164,7 +160,7 @@ def _deviation(name: str, got: Any, expected: Any, bounds: dict[str, Any]) -> De
 def _sizes(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
     """Return the largest absolute and the largest relative error."""
     if got.shape != expected.shape or not got.numel():
-        return float("nan"), float("nan")
+        return math.nan, math.nan
     wide = torch.complex128 if expected.is_complex() else torch.float64
     error = (got.to(wide) - expected.to(wide)).abs()
     relative = (error / expected.to(wide).abs()).nan_to_num(0.0, posinf=math.inf)

@@ -50,16 +50,13 @@ def _stage(each: GraphPass) -> str:
 
 
 def _fields(each: GraphPass) -> str:
+    names: list[str] = []
+    for cls in type(each).__mro__:
+        if issubclass(cls, GraphPass) and cls is not GraphPass:
+            names += annotated(cls)
     known = {field.name for field in fields_of(each)}
-    lost = [name for cls in type(each).__mro__ for name in _own(cls) if name not in known]
-    if lost:
-        return f"it annotates {', '.join(lost)} and is not decorated with @dataclass"
-    return ""
-
-
-def _own(cls: type) -> list[str]:
-    is_pass = issubclass(cls, GraphPass) and cls is not GraphPass
-    return annotated(cls) if is_pass else []
+    lost = [name for name in names if name not in known]
+    return f"it annotates {', '.join(lost)} and is not decorated with @dataclass" if lost else ""
 
 
 def _examine_uuid(each: GraphPass, findings: Findings) -> None:
@@ -69,22 +66,27 @@ def _examine_uuid(each: GraphPass, findings: Findings) -> None:
         return
     if each.uuid() != uuid or copy.copy(each).uuid() != uuid:
         findings.broke(PassError(each.name, "uuid", "an equal pass has another uuid"))
-    for field in () if isinstance(each, FunctionPass) else fields_of(each):
-        other = _other(getattr(each, field.name)) if field.init else None
-        if other is None:
+    if isinstance(each, FunctionPass):
+        return
+    for field in fields_of(each):
+        other = _other_value(getattr(each, field.name)) if field.init else None
+        changed = None if other is None else _replaced(each, field.name, other)
+        if changed is None:
             findings.advise(f"whether its uuid covers {field.name!r} was not tried")
-            continue
-        try:
-            changed = dataclasses.replace(cast(Any, each), **{field.name: other})
-        except Exception:  # noqa: BLE001  # the pass does not take that value
-            findings.advise(f"whether its uuid covers {field.name!r} was not tried")
-            continue
-        if changed.uuid() == uuid:
+        elif changed.uuid() == uuid:
             what = f"it is the same for {field.name} = {other!r}"
             findings.broke(PassError(each.name, "uuid", what))
 
 
-def _other(value: Any) -> Any:
+def _replaced(each: GraphPass, name: str, value: Any) -> GraphPass | None:
+    """Return the pass with another value of a field; ``None`` if it does not take that value."""
+    try:
+        return cast(GraphPass, dataclasses.replace(cast(Any, each), **{name: value}))
+    except Exception:  # noqa: BLE001  # a pass may check its fields
+        return None
+
+
+def _other_value(value: Any) -> Any:
     """Return another value of the same type, or ``None`` for types that it does not know."""
     if isinstance(value, bool):
         return not value
@@ -95,5 +97,5 @@ def _other(value: Any) -> Any:
     if isinstance(value, str):
         return f"{value}_"
     if isinstance(value, torch.dtype):
-        return torch.float32 if value is not torch.float32 else torch.float64
+        return torch.float64 if value is torch.float32 else torch.float32
     return (*value, "other") if isinstance(value, tuple) else None

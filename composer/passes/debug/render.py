@@ -22,15 +22,15 @@ from composer.passes.metadata import key_at
 from composer.passes.snapshot import Snapshot
 from composer.records import Stage
 
-_HELPERS = (
-    '''def tensor(shape, strides, dtype, device):
+_HELPERS = {
+    "tensor": '''def tensor(shape, strides, dtype, device):
     """Numbers from 0 to 1, or zeros (valid as indices) where the dtype is not a floating one."""
     size = 1 + sum((n - 1) * step for n, step in zip(shape, strides)) if all(shape) else 0
     draws = dtype.is_floating_point or dtype.is_complex
     values = torch.rand(size) if draws else torch.zeros(size)
     return values.to(device=device, dtype=dtype).as_strided(shape, strides)
 ''',
-    '''def absent(what):
+    "absent": '''def absent(what):
     """Stand in for what a file of text cannot hold."""
 
     def call(*args, **kwargs):
@@ -38,7 +38,7 @@ _HELPERS = (
 
     return call
 ''',
-    '''def hold(module, path, value):
+    "hold": '''def hold(module, path, value):
     """Set an attribute at a dotted path."""
     *parents, name = path.split(".")
     for each in parents:
@@ -47,7 +47,7 @@ _HELPERS = (
         module = getattr(module, each)
     setattr(module, name, value)
 ''',
-)
+}
 
 _MAIN = '''def main():
     """Run the graph once and say what it returns."""
@@ -75,12 +75,18 @@ def as_python(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
     graph, key, names = snapshot.copy, key_at(stage), {"torch": torch}
     classes = list(_classes("Graph", graph, snapshot.module(), key, names))
     body = "\n\n".join((*classes, _inputs(graph, key)))
-    used = {name: value for name, value in sorted(names.items()) if _names(body, name)}
-    imports = {name: _import(name, value) for name, value in used.items()}
-    stubs = [f"{name} = absent({name!r})\n" for name in used if not imports[name]]
+    imports, stubs = [], []
+    for name, value in sorted(names.items()):
+        if not _is_used(name, body):
+            continue
+        line = _import(name, value)
+        if line:
+            imports.append(line)
+        else:
+            stubs.append(f"{name} = absent({name!r})\n")
     body = "\n\n".join((*stubs, body))
-    helpers = [each for each in _HELPERS if each[4 : each.index("(") + 1] in body]
-    top = "\n".join((f'"""{title}"""\n', *filter(None, imports.values()), ""))
+    helpers = [text for name, text in _HELPERS.items() if f"{name}(" in body]
+    top = "\n".join((f'"""{title}"""\n', *imports, ""))
     text = "\n\n".join((top, *helpers, body, _MAIN))
     return re.sub(r" +$", "", text, flags=re.MULTILINE)
 
@@ -102,26 +108,29 @@ def _classes(
             nested = f"{name}_{path.replace('.', '_')}"
             yield from _classes(nested, value.graph, value, key, names)
             # Operators such as tag_activation_checkpoint ask for a graph module.
-            made = f"torch.fx.symbolic_trace({nested}())"
+            expression = f"torch.fx.symbolic_trace({nested}())"
+        elif value is None:
+            expression = _expression(node.meta.get(key))
         else:
-            made = _made(value if value is not None else node.meta.get(key))
-        lines.append(f"hold(self, {path!r}, {made})")
+            expression = _expression(value)
+        lines.append(f"hold(self, {path!r}, {expression})")
     setup = "\n    ".join(("def __init__(self):", "super().__init__()", *lines))
     methods = textwrap.indent(f"{setup}\n\n{code.src.strip()}", "    ")
     yield f"class {name}(torch.nn.Module):\n{methods}\n"
 
 
 def _inputs(graph: torch.fx.Graph, key: str) -> str:
-    placeholders = graph.find_nodes(op="placeholder")
-    lines = (f"        {_made(node.meta.get(key))},  # {node.target}\n" for node in placeholders)
-    says = '"""Inputs of the shapes and dtypes of the first call."""'
-    return f"def inputs():\n    {says}\n    return [\n{''.join(lines)}    ]\n"
+    lines = ""
+    for node in graph.find_nodes(op="placeholder"):
+        lines += f"        {_expression(node.meta.get(key))},  # {node.target}\n"
+    docstring = '"""Inputs of the shapes and dtypes of the first call."""'
+    return f"def inputs():\n    {docstring}\n    return [\n{lines}    ]\n"
 
 
-def _made(value: Any) -> str:
+def _expression(value: Any) -> str:
     """Return a Python expression that makes a value with the same shape, dtype and device."""
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        sizes, strides = (tuple(map(_number, each)) for each in (value.shape, value.stride()))
+        sizes, strides = tuple(map(_number, value.shape)), tuple(map(_number, value.stride()))
         return f"tensor({sizes}, {strides}, {value.dtype}, {str(value.device)!r})"
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return repr(_number(value))
@@ -138,22 +147,26 @@ def _number(size: Any) -> Any:
     return 1 if known is None else known
 
 
-def _names(text: str, name: str) -> bool:
+def _is_used(name: str, text: str) -> bool:
     return re.search(rf"(?<![\w.]){name}\b", text) is not None
 
 
 def _import(name: str, value: Any) -> str:
     """Return the line that imports or makes a global; empty if it cannot be imported."""
     if isinstance(value, types.ModuleType):
-        return f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
+        return f"import {value.__name__}{_alias(name, value.__name__)}"
     if isinstance(value, float):
         return f"{name} = float({str(value)!r})"
     if value is type(None):
         return f"{name} = type(None)"
     module, attribute = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
     if module and attribute.isidentifier() and _leads_to(f"{module}:{attribute}", value):
-        return f"from {module} import {attribute}" + (f" as {name}" if name != attribute else "")
+        return f"from {module} import {attribute}{_alias(name, attribute)}"
     return ""
+
+
+def _alias(name: str, original: str) -> str:
+    return "" if name == original else f" as {name}"
 
 
 def _leads_to(path: str, value: Any) -> bool:
@@ -167,9 +180,11 @@ def as_table(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
     """Return a table with a row for each node: name, operation, target, arguments, fake value."""
     gm, key = snapshot.graph_module(), key_at(stage)
     names = {node: Word(node.name) for node in gm.graph.nodes}
-    values = (described(node.meta[key]) if key in node.meta else "" for node in gm.graph.nodes)
-    texts = zip(rows(gm, names), values, strict=True)
-    table = [("name", "op", "target", "args", "kwargs", "value"), *((*r, v) for r, v in texts)]
+    table: list[tuple[str, ...]] = [("name", "op", "target", "args", "kwargs", "value")]
+    for node, row in zip(gm.graph.nodes, rows(gm, names), strict=True):
+        table.append((*row, described(node.meta[key]) if key in node.meta else ""))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in table)
-    return "\n".join((title, "", *(line.rstrip() for line in lines), ""))
+    lines = [title, ""]
+    for row in table:
+        lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
+    return "\n".join((*lines, ""))
