@@ -6,6 +6,7 @@ is exact only if no write and no returned value shows the difference.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,16 +28,15 @@ class Aliasing:
     def __init__(self, gm: torch.fx.GraphModule) -> None:
         self._parent: dict[torch.fx.Node, torch.fx.Node] = {}
         self._first: dict[int, torch.fx.Node] = {}
-        written: list[torch.fx.Node] = []
-        returned: list[torch.fx.Node] = []
-        for node in gm.graph.nodes:
-            self._share(node)
-            written += _written(node)
-            returned += node.all_input_nodes if node.op == "output" else []
-        self._written = {self.root(node) for node in written}
-        self._returned = {self.root(node) for node in returned}
-        sources = (node for node in gm.graph.nodes if node.op in ("placeholder", "get_attr"))
-        self._given = {self.root(node) for node in sources}
+        graph = gm.graph
+        for node in graph.nodes:
+            self._join_sharers(node)
+        written = itertools.chain.from_iterable(map(_written, graph.nodes))
+        returned = graph.output_node().all_input_nodes
+        given = (*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr"))
+        self._written = set(map(self.root, written))
+        self._observed = self._written.union(map(self.root, returned))
+        self._given = set(map(self.root, given))
 
     def root(self, node: torch.fx.Node) -> torch.fx.Node:
         """Return the representative of all nodes that share memory with this one."""
@@ -46,29 +46,25 @@ class Aliasing:
 
     def is_written(self, *nodes: torch.fx.Node) -> bool:
         """True if the graph writes to the memory of one of the nodes."""
-        return any(self.root(node) in self._written for node in nodes)
+        return not self._written.isdisjoint(map(self.root, nodes))
 
-    def is_returned(self, *nodes: torch.fx.Node) -> bool:
-        """True if the graph returns the memory of one of the nodes."""
-        return any(self.root(node) in self._returned for node in nodes)
-
-    def is_given(self, *nodes: torch.fx.Node) -> bool:
-        """True if the memory of one of the nodes belongs to an input or an attribute."""
-        return any(self.root(node) in self._given for node in nodes)
+    def is_observed(self, *nodes: torch.fx.Node) -> bool:
+        """True if the graph writes to the memory of one of the nodes, or returns it."""
+        return not self._observed.isdisjoint(map(self.root, nodes))
 
     def is_own(self, *nodes: torch.fx.Node) -> bool:
         """True if the memory of the nodes is not written to, returned, or an input or attribute.
 
         Other memory with equal content can then take its place.
         """
-        return not (self.is_written(*nodes) or self.is_returned(*nodes) or self.is_given(*nodes))
+        is_given = not self._given.isdisjoint(map(self.root, nodes))
+        return not (is_given or self.is_observed(*nodes))
 
-    def _share(self, node: torch.fx.Node) -> None:
-        if node.op == "output" or _torch.modes.changes_state(node.target):
+    def _join_sharers(self, node: torch.fx.Node) -> None:
+        """Join the node with the inputs and the earlier nodes that may share its memory."""
+        if node.op == "output":
             return
-        operator = node.target if isinstance(node.target, _torch.operators.OpOverload) else None
-        is_source = node.op in ("placeholder", "get_attr")
-        if not is_source and (operator is None or _torch.operators.shares_memory(operator)):
+        if _may_return_inputs(node.target):
             for source in filter(holds_memory, node.all_input_nodes):
                 self._join(node, source)
         for tensor in tensors(node.meta.get("val")):
@@ -78,20 +74,31 @@ class Aliasing:
         self._parent[self.root(node)] = self.root(other)
 
 
+def _may_return_inputs(target: Any) -> bool:
+    is_operator = isinstance(target, _torch.operators.OpOverload)
+    return not is_operator or _torch.operators.shares_memory(target)
+
+
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    if node.op in ("placeholder", "get_attr", "output") or _torch.modes.changes_state(node.target):
+    if isinstance(node.target, _torch.operators.OpOverload):
+        return [*_torch.operators.written_by(node), *_updated_statistics(node)]
+    is_pythons = getattr(node.target, "__module__", "") == "_operator"
+    return [] if is_pythons or node.op == "output" else node.all_input_nodes
+
+
+def _updated_statistics(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Return the running statistics that a norm writes to, which its schema does not declare."""
+    argument = _torch.operators.argument
+    if _torch.operators.operator_name(node.target).removeprefix("aten::") not in KEEP_STATISTICS:
         return []
-    if not isinstance(node.target, _torch.operators.OpOverload):
-        return [] if getattr(node.target, "__module__", "") == "_operator" else node.all_input_nodes
-    if _torch.operators.operator_name(node.target).removeprefix("aten::") in KEEP_STATISTICS:
-        statistics = (
-            _torch.operators.argument(node, name) for name in ("running_mean", "running_var")
-        )
-        trains = _torch.operators.argument(node, "training") or _torch.operators.argument(
-            node, "use_input_stats"
-        )
-        return [each for each in statistics if trains and isinstance(each, torch.fx.Node)]
-    return _torch.operators.written_by(node)
+    trains = argument(node, "training") or argument(node, "use_input_stats")
+    return operands(node, "running_mean", "running_var") if trains else []
+
+
+def operands(node: torch.fx.Node, *names: str) -> list[torch.fx.Node]:
+    """Return those of the named arguments of an operator's call that are nodes."""
+    values = [_torch.operators.argument(node, name) for name in names]
+    return [value for value in values if isinstance(value, torch.fx.Node)]
 
 
 def holds_memory(node: torch.fx.Node) -> bool:

@@ -48,6 +48,7 @@ SHARED_MODULES = (
     "composer.passes.gradients",
     "composer.passes.metadata",
     "composer.passes.modes",
+    "composer.passes.order",
     "composer.passes.purity",
     "composer.passes.snapshot",
 )

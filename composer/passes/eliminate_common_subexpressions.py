@@ -60,9 +60,9 @@ def _repetitions(gm: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, torc
 
 
 def _may_merge(node: torch.fx.Node, aliasing: Aliasing) -> bool:
-    if node.op != "call_function" or not is_function(node):
+    if not is_function(node) or aliasing.is_observed(node):
         return False
-    return not (aliasing.is_written(node, *node.all_input_nodes) or aliasing.is_returned(node))
+    return not aliasing.is_written(*node.all_input_nodes)
 
 
 def _key(node: torch.fx.Node, modes: Modes) -> Any:

@@ -10,7 +10,8 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.passes.aliasing import Aliasing
+from composer.passes import order
+from composer.passes.aliasing import Aliasing, operands
 from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.modes import NodeModes
 
@@ -49,37 +50,30 @@ class FoldBatchNorm(GraphPass):
         """Replace each pair by one convolution with computed weights."""
         aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
         norms = gm.graph.find_nodes(op="call_function", target=aten.batch_norm.default)
+        foldable = [norm for norm in norms if _folds(norm, aliasing, modes)]
         count = 0
-        for norm in self.chosen([n for n in norms if _folds(n, aliasing, modes)]):
+        for norm in self.chosen(foldable):
             _fold(gm.graph, norm)
             count += 1
         return count
 
 
 def _folds(norm: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool:
-    product = norm.args[0]
-    if not isinstance(product, torch.fx.Node) or _torch.operators.argument(norm, "training"):
-        return False
+    product: Any = norm.args[0]
     rank = _PRODUCTS.get(_torch.operators.operator_name(product.target))
-    if rank is None or len(product.users) != 1 or product.meta["val"].dim() != rank:
+    if product.meta["val"].dim() != rank or len(product.users) != 1:
         return False
-    same_modes = modes.of[product] == modes.of[norm]
-    parameters = [*_given(product, "weight", "bias"), *_given(norm, "weight", "bias", *_STATISTICS)]
-    if len(_given(norm, *_STATISTICS)) != 2 or not same_modes:
+    statistics = operands(norm, *_STATISTICS)
+    if len(statistics) != 2 or _torch.operators.argument(norm, "training"):
         return False
-    dtypes = {each.meta["val"].dtype for each in (product, norm, *parameters)}
-    stable = not aliasing.is_written(product, *parameters)
-    return len(dtypes) == 1 and stable and _come_before(parameters, product)
-
-
-def _given(node: torch.fx.Node, *names: str) -> list[torch.fx.Node]:
-    values = (_torch.operators.argument(node, name) for name in names)
-    return [value for value in values if isinstance(value, torch.fx.Node)]
-
-
-def _come_before(needed: list[torch.fx.Node], node: torch.fx.Node) -> bool:
-    """True if all of them are inputs, attributes, or computed before the node."""
-    return all(each.op in ("placeholder", "get_attr") or each < node for each in needed)
+    if modes.of[product] != modes.of[norm]:
+        return False
+    parameters = [*operands(product, "weight", "bias"), *operands(norm, "weight", "bias")]
+    parameters += statistics
+    dtypes = {node.meta["val"].dtype for node in (product, norm, *parameters)}
+    if len(dtypes) > 1 or aliasing.is_written(product, *parameters):
+        return False
+    return order.can_read(product, parameters)
 
 
 def _fold(graph: torch.fx.Graph, norm: torch.fx.Node) -> None:

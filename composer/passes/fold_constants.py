@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -68,22 +68,20 @@ class FoldConstants(GraphPass):
         return count
 
     def _is_constant(self, node: torch.fx.Node, values: Constants, aliasing: Aliasing) -> bool:
-        if node.op != "call_function" or not is_function(node) or not is_torchs(node):
+        if not is_function(node) or not is_torchs(node) or aliasing.is_observed(node):
             return False
-        if aliasing.is_written(node) or aliasing.is_returned(node):
-            return False
-        reads = node.all_input_nodes
+        sources = node.all_input_nodes
         if _torch.operators.operator_name(node.target) in _READS_ONLY_METADATA:
-            reads = [each for each in reads if each is not node.args[0]]
-        return all(each in values for each in reads) and self._fits(node.meta.get("val"))
+            sources = [source for source in sources if source is not node.args[0]]
+        return values.keys() >= set(sources) and self._fits(node.meta.get("val"))
 
     def _fits(self, fake: Any) -> bool:
+        """True if the value has static sizes, and at most ``max_bytes``."""
         if isinstance(fake, list | tuple):
             return all(map(self._fits, fake))
         if not isinstance(fake, torch.Tensor) or fake.device.type == "meta":
             return False
-        static = all(type(size) is int for size in fake.shape)
-        return static and math.prod(fake.shape) * fake.element_size() <= self.max_bytes
+        return _are_static(fake.shape) and fake.nbytes <= self.max_bytes
 
 
 def _evaluate(node: torch.fx.Node, values: Constants) -> None:
@@ -105,9 +103,13 @@ def _stand_in(node: torch.fx.Node, *, of_its_sizes: bool) -> torch.Tensor:
     """
     fake = node.meta["val"]
     sizes, strides = tuple(fake.shape), tuple(fake.stride())
-    if not of_its_sizes or not all(type(each) is int for each in (*sizes, *strides)):
+    if not of_its_sizes or not _are_static(sizes + strides):
         sizes = strides = ()
     return torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
+
+
+def _are_static(sizes: Iterable[Any]) -> bool:
+    return all(type(size) is int for size in sizes)
 
 
 def _is_needed(node: torch.fx.Node, value: Any, values: Constants) -> bool:

@@ -23,14 +23,14 @@ class Gradients:
     def __init__(self, gm: torch.fx.GraphModule, aliasing: Aliasing, modes: NodeModes) -> None:
         self._modes = modes
         self._needed: set[torch.fx.Node] = set()
-        self._reached: set[torch.fx.Node] = set()
         for node in gm.graph.nodes:
             if self._is_needed(node):
                 self._needed.add(node)
+        self._reached = self._needed.intersection(gm.graph.output_node().all_input_nodes)
+        written = set(filter(aliasing.is_written, self._needed))
         for node in reversed(gm.graph.nodes):
-            hands_on = node in self._reached or (node in self._needed and aliasing.is_written(node))
-            if node.op == "output" or hands_on:
-                self._reached.update(self._needed.intersection(node.all_input_nodes))
+            if node in self._reached or node in written:
+                self._reached |= self._needed.intersection(node.all_input_nodes)
 
     def reach(self, node: torch.fx.Node) -> bool:
         """True if the node's result receives a gradient in the backward."""

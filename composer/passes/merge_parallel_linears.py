@@ -12,6 +12,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.writes import is_torchs
+from composer.passes import order
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.gradients import Gradients
@@ -97,9 +98,10 @@ class MergeParallelLinears(GraphPass):
         """Merge each group of products."""
         count = 0
         for kind in _KINDS:
-            found = [g for g in _groups(gm, kind) if len(g) >= self.min_products]
-            widths = {node: cast(int, _width(node, kind)) for group in found for node in group}
-            for group in self.chosen(found):
+            groups = [group for group in _groups(gm, kind) if len(group) >= self.min_products]
+            # They are read before any merge, after which new nodes have no fake value yet.
+            widths = {node: cast(int, _width(node, kind)) for node in itertools.chain(*groups)}
+            for group in self.chosen(groups):
                 _merge(gm, kind, group, widths)
                 count += 1
         return count
@@ -108,50 +110,45 @@ class MergeParallelLinears(GraphPass):
 def _groups(gm: torch.fx.GraphModule, kind: ProductKind) -> list[list[torch.fx.Node]]:
     aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
     gradients = Gradients(gm, aliasing, modes)
-    seeing = (node for node in gm.graph.nodes if _sees_strides(node))
-    seen = {aliasing.root(each) for node in seeing for each in node.all_input_nodes}
+    readers = filter(_sees_strides, gm.graph.nodes)
+    seen = {aliasing.root(source) for reader in readers for source in reader.all_input_nodes}
     groups: dict[Any, list[torch.fx.Node]] = {}
     for node in gm.graph.find_nodes(op="call_function", target=kind.target):
-        if not _may_merge(node, kind, aliasing) or aliasing.root(node) in seen:
+        if aliasing.root(node) in seen or not _may_merge(node, kind, aliasing):
             continue
         # One entry for each operand, so products with and without a bias have different keys.
         needed = gradients.of_inputs(node), gradients.reach(node)
-        key = node.args[kind.shared], modes.of[node], needed, _dtype(node)
-        group = groups.setdefault(key, [])
-        if not group or _is_ready(node, group[0]):
+        key = node.args[kind.shared], modes.of[node], needed, node.meta["val"].dtype
+        group = groups.setdefault(key, [node])
+        if group[0] is not node and order.can_read(group[0], node.all_input_nodes):
             group.append(node)
     return list(groups.values())
 
 
 def _may_merge(node: torch.fx.Node, kind: ProductKind, aliasing: Aliasing) -> bool:
     operands = node.all_input_nodes
-    given = [each for each in node.args if each is not None]
-    if operands != given or node.kwargs or not all("val" in each.meta for each in operands):
+    given = [argument for argument in node.args if argument is not None]
+    if node.kwargs or operands != given:
         return False
-    ranks = [each.meta["val"].dim() for each in operands[:2]]
-    if ranks[1] != 2 or (node.target is not aten.linear.default and ranks[0] != 2):
+    if not all("val" in operand.meta for operand in operands):  # a slice of another merge
         return False
-    fits = _width(node, kind) is not None and len({_dtype(each) for each in operands}) == 1
-    plain = all(tuple(each.meta["val"].shape) == (_width(node, kind),) for each in operands[2:])
-    return (
-        fits and plain and not (aliasing.is_written(node, *operands) or aliasing.is_returned(node))
-    )
+    left, right, *bias = [operand.meta["val"] for operand in operands]
+    may_be_batched = node.target is aten.linear.default
+    if right.dim() != 2 or (left.dim() != 2 and not may_be_batched):
+        return False
+    width = _width(node, kind)
+    bias_shapes = [tuple(each.shape) for each in bias]
+    if width is None or bias_shapes not in ([], [(width,)]):
+        return False
+    if len({left.dtype, right.dtype, *(each.dtype for each in bias)}) > 1:
+        return False
+    return not (aliasing.is_observed(node) or aliasing.is_written(*operands))
 
 
 def _sees_strides(node: torch.fx.Node) -> bool:
     """True if the result may depend on the strides of the inputs, not only on their content."""
     name = _torch.operators.operator_name(node.target)
     return name in _SEE_STRIDES or node.target is aten.view.dtype or not is_torchs(node)
-
-
-def _dtype(node: torch.fx.Node) -> torch.dtype:
-    return cast(torch.dtype, node.meta["val"].dtype)
-
-
-def _is_ready(node: torch.fx.Node, first: torch.fx.Node) -> bool:
-    """True if all inputs of the node exist before the first product of its group."""
-    sources = ("placeholder", "get_attr")
-    return all(each.op in sources or each < first for each in node.all_input_nodes)
 
 
 def _width(node: torch.fx.Node, kind: ProductKind) -> int | None:
@@ -172,17 +169,19 @@ def _merge(
 ) -> None:
     call = gm.graph.call_function
     aliasing = Aliasing(gm)
+    others = [_other(node, kind) for node in group]
+    biases = [bias for node in group for bias in node.all_input_nodes[2:]]
     with gm.graph.inserting_before(group[0]):
-        side_by_side = call(aten.cat.default, ([_other(n, kind) for n in group], kind.joined))
-        operands = [group[0].args[kind.shared], side_by_side]
-        biases = [node.args[2] for node in group if len(node.args) > 2]
-        if biases and biases[0] is not None:
+        side_by_side = call(aten.cat.default, (others, kind.joined))
+        operands = [side_by_side, side_by_side]
+        operands[kind.shared] = cast(torch.fx.Node, group[0].args[kind.shared])
+        if biases:
             operands.append(call(aten.cat.default, (biases,)))
-        product = call(kind.target, tuple(operands if kind.shared == 0 else operands[::-1]))
+        product = call(kind.target, tuple(operands))
         # Slices and not a split: a split is exported to ONNX as ``SplitToSequence``, which ONNX
         # Runtime does not have for bfloat16.
-        ends = list(itertools.accumulate(widths[node] for node in group))
-        bounds = itertools.pairwise([0, *ends])
+        ends = itertools.accumulate([widths[node] for node in group], initial=0)
+        bounds = itertools.pairwise(ends)
         pieces = [call(aten.slice.Tensor, (product, kind.cut, *each)) for each in bounds]
     for node, piece in zip(group, pieces, strict=True):
         _let_views_copy(gm.graph, node, aliasing)

@@ -37,17 +37,16 @@ class NodeModes:
     def in_graph(graph: torch.fx.Graph) -> NodeModes:
         """Find the modes of every node of a graph."""
         grad: bool | None = None
-        open_now: dict[torch.fx.Node, Any] = {}
+        regions: dict[Any, Any] = {}
         found = NodeModes()
         for node in graph.nodes:
             if _torch.modes.enters_autocast(node.target):
-                open_now[node] = node.args
+                regions[node] = node.args
+            elif _torch.modes.changes_autocast(node.target):
+                regions.pop(node.args[0], None)
             elif _torch.modes.changes_state(node.target):
-                if node.args and node.args[0] in open_now:
-                    del open_now[node.args[0]]
-                else:
-                    grad = bool(node.args[0])
-            found.of[node] = Modes(grad, tuple(open_now.values()))
+                grad = bool(node.args[0])
+            found.of[node] = Modes(grad, tuple(regions.values()))
         return found
 
     def records_grad(self, node: torch.fx.Node) -> bool:

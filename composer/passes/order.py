@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch.fx
 
@@ -73,6 +73,12 @@ def is_sorted(graph: torch.fx.Graph) -> bool:
             return False
         seen.add(node)
     return True
+
+
+def can_read(node: torch.fx.Node, sources: Iterable[torch.fx.Node]) -> bool:
+    """True if all the sources are inputs, attributes, or computed before the node."""
+    computed = [each for each in sources if each.op not in ("placeholder", "get_attr")]
+    return all(each < node for each in computed)
 
 
 def _needed(node: torch.fx.Node, placed: set[torch.fx.Node]) -> list[torch.fx.Node]:

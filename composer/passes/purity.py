@@ -27,6 +27,8 @@ _RANDOM = frozenset(
 )
 """Torch functions that draw, or may draw, random numbers, and have no tag that says so."""
 
+_UNDECLARED_EFFECTS = _RANDOM | KEEP_STATISTICS.keys()
+
 
 def is_pure(node: torch.fx.Node) -> bool:
     """True if the operation can be dropped when its result is not used.
@@ -41,13 +43,13 @@ def is_pure(node: torch.fx.Node) -> bool:
     """
     if node.op == "get_attr":
         return True
-    name = _name(node)
-    in_place = name.endswith("_") and not name.startswith("__")
-    if in_place or name in _RANDOM or name in KEEP_STATISTICS:
-        return False
     if node.op == "call_method":
-        return True
-    if node.op != "call_function" or node.target in _IN_PLACE or "out" in node.kwargs:
+        return not _has_undeclared_effect(node)
+    return node.op == "call_function" and _is_pure_function(node)
+
+
+def _is_pure_function(node: torch.fx.Node) -> bool:
+    if _has_undeclared_effect(node) or node.target in _IN_PLACE or "out" in node.kwargs:
         return False
     if isinstance(node.target, _torch.operators.OpOverload):
         return not node.is_impure()
@@ -58,14 +60,26 @@ def is_pure(node: torch.fx.Node) -> bool:
     return not (is_told_to_write(node) or node.is_impure())
 
 
+def _has_undeclared_effect(node: torch.fx.Node) -> bool:
+    name = _name(node)
+    is_in_place = name.endswith("_") and not name.startswith("__")
+    return is_in_place or name in _UNDECLARED_EFFECTS
+
+
 def _is_pure_over_graphs(node: torch.fx.Node) -> bool:
     gm = node.graph.owning_module
-    held = [each for each in node.all_input_nodes if each.op == "get_attr"]
-    values = [attribute_at(gm, str(each.target)) for each in held] if gm is not None else []
-    nested = [each for each in values if isinstance(each, torch.nn.Module)]
-    graphs = [each.graph for each in nested if isinstance(each, torch.fx.GraphModule)]
-    calls = (n for graph in graphs for n in graph.nodes if n.op not in ("placeholder", "output"))
-    return 0 < len(graphs) == len(nested) and all(map(is_pure, calls))
+    paths = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
+    held = [attribute_at(gm, path) for path in paths]
+    modules = [each for each in held if isinstance(each, torch.nn.Module)]
+    return bool(modules) and all(map(_is_pure_module, modules))
+
+
+def _is_pure_module(module: torch.nn.Module) -> bool:
+    """True if a module is a graph of pure operations."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    ends = ("placeholder", "output")
+    return all(node.op in ends or is_pure(node) for node in module.graph.nodes)
 
 
 def keeps_to_itself(node: torch.fx.Node) -> bool:
@@ -76,8 +90,7 @@ def keeps_to_itself(node: torch.fx.Node) -> bool:
     name = _name(node)
     if name.endswith("_") or is_told_to_write(node) or "out" in node.kwargs:
         return False
-    tags = getattr(node.target, "tags", ())
-    return name in _RANDOM | KEEP_STATISTICS.keys() or torch.Tag.nondeterministic_seeded in tags
+    return name in _UNDECLARED_EFFECTS or _torch.operators.draws(node.target)
 
 
 def is_function(node: torch.fx.Node) -> bool:
@@ -85,30 +98,31 @@ def is_function(node: torch.fx.Node) -> bool:
 
     It draws no random numbers. Other nodes may still write to the memory that it reads.
     """
-    if node.target is operator.getitem:
+    target = node.target
+    if target is operator.getitem:
         return True
-    if not (isinstance(node.target, _torch.operators.OpOverload) and is_pure(node)):
+    if not isinstance(target, _torch.operators.OpOverload) or "empty" in _name(node):
         return False
-    tags = node.target.tags
-    random = torch.Tag.nondeterministic_seeded in tags or torch.Tag.nondeterministic_bitwise in tags
-    return not (random or "empty" in _name(node))
+    varies = torch.Tag.nondeterministic_bitwise in target.tags
+    return is_pure(node) and not (varies or _torch.operators.draws(target))
 
 
 def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:
     """Erase pure nodes without users, also in nested graphs. Returns true if it erased any.
 
-    Torch's own function (2.13) is not used, since in nested graphs it drops methods that write.
+    ``Graph.eliminate_dead_code`` of torch 2.15 is not used: it does not ask ``is_impure_node`` in
+    nested graphs, and drops methods that write there.
     """
-    dropped = False
+    count = len(gm.graph.nodes)
     for node in reversed(gm.graph.nodes):
-        if not node.users and node.op not in ("placeholder", "output") and is_pure(node):
+        if is_pure(node) and not node.users:
             gm.graph.erase_node(node)
-            dropped = True
+    erased = len(gm.graph.nodes) < count
     for child in gm.children():
         if isinstance(child, torch.fx.GraphModule) and eliminate_dead_code(child):
             child.recompile()
-            dropped = True
-    return dropped
+            erased = True
+    return erased
 
 
 def _name(node: torch.fx.Node) -> str:

@@ -76,7 +76,7 @@ def _is_no_op(node: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool
         return False
     name = _torch.operators.operator_name(node.target)
     if name in _VIEWS:
-        return not (aliasing.is_written(source, node) or aliasing.is_returned(source, node))
+        return not aliasing.is_observed(source, node)
     return _copies(node, name) and aliasing.is_own(source, node)
 
 
@@ -91,22 +91,18 @@ def _source(node: torch.fx.Node) -> Any:
 
 
 def _look_the_same(node: torch.fx.Node, source: torch.fx.Node) -> bool:
-    values = node.meta.get("val"), source.meta.get("val")
-    tensors = all(isinstance(value, torch.Tensor) for value in values)
-    return tensors and described(values[0]) == described(values[1])
+    value, result = source.meta.get("val"), node.meta.get("val")
+    return isinstance(value, torch.Tensor) and described(value) == described(result)
 
 
 def _returns_its_input(node: torch.fx.Node) -> bool:
     """True if the operation returns the same tensor object, given that both look the same."""
-    name = _torch.operators.operator_name(node.target)
+    name, argument = _torch.operators.operator_name(node.target), _torch.operators.argument
     if name in _DROPOUTS:
-        return (
-            _torch.operators.argument(node, "p") == 0
-            or _torch.operators.argument(node, "train") is False
-        )
+        return argument(node, "p") == 0 or argument(node, "train") is False
     if name in ("aten::to", "aten::type_as"):
-        kept = _torch.operators.argument(node, "memory_format") in (None, torch.preserve_format)
-        return kept and not _torch.operators.argument(node, "copy")
+        memory_format = argument(node, "memory_format")
+        return memory_format in (None, torch.preserve_format) and not argument(node, "copy")
     return name == "aten::contiguous"
 
 
@@ -115,12 +111,14 @@ def _copies(node: torch.fx.Node, name: str) -> bool:
     dtype = node.meta["val"].dtype
     if name in _NEUTRAL:
         # A complex product may change the sign of a zero, or turn infinity into NaN.
-        return _is_number(node.args[1], _NEUTRAL[name]) and not (node.kwargs or dtype.is_complex)
+        is_exact = not (node.kwargs or dtype.is_complex)
+        return is_exact and _is_number(node.args[1], _NEUTRAL[name])
     if name == "aten::add":
-        return _is_number(node.args[1], 0) and not (dtype.is_floating_point or dtype.is_complex)
+        is_exact = not (dtype.is_floating_point or dtype.is_complex)
+        return is_exact and _is_number(node.args[1], 0)
     if name in ("aten::pad", "aten::constant_pad_nd"):
         widths = node.args[1]
-        return isinstance(widths, list | tuple) and all(_is_number(each, 0) for each in widths)
+        return isinstance(widths, list | tuple) and all(_is_number(width, 0) for width in widths)
     if name == "aten::cat":
         return isinstance(node.args[0], list | tuple)
     return name == "aten::clone"
