@@ -151,14 +151,12 @@ class GraphPass(ABC):
 
         Cached properties are left out, since they follow from the other values.
         """
-        fields = {each.name: getattr(self, each.name) for each in fields_of(self)}
-        kept = {
-            name: value
-            for name, value in vars(self).items()
-            if not isinstance(getattr(type(self), name, None), functools.cached_property)
-            and name != "_limit"
-        }
-        return {**fields, **kept}
+        parameters = {field.name: getattr(self, field.name) for field in fields_of(self)}
+        for name, value in vars(self).items():
+            member = getattr(type(self), name, None)
+            if name != "_limit" and not isinstance(member, functools.cached_property):
+                parameters[name] = value
+        return parameters
 
     def chosen(self, places: Iterable[T]) -> Iterator[T]:
         """Yield the places to rewrite: all, or as many as :func:`composer.passes.bisect` allows.

@@ -120,9 +120,11 @@ def _make_like(node: torch.fx.Node, original: torch.fx.Node) -> None:
 
 def _assembled(traced: torch.fx.GraphModule, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return the traced graph with the attributes of ``gm`` and those that tracing added."""
-    names = {str(node.target) for node in traced.graph.find_nodes(op="get_attr")}
-    found = ((name, attribute_at(gm, name)) for name in names)
-    root = {name: attribute_at(traced, name) if v is None else v for name, v in found}
+    root: dict[str, Any] = {}
+    for node in traced.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        own = attribute_at(gm, name)
+        root[name] = attribute_at(traced, name) if own is None else own
     made = _torch.sources.lazy_graph_module(root, traced.graph, type(gm).__name__)
     made.meta.update(gm.meta)
     made.training = gm.training  # not train(): leaf modules belong to the user's program

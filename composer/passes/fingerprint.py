@@ -15,8 +15,9 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def source_of_class(cls: type, root: type) -> str:
 
     A hash of the file of each class is included, since a pass calls functions in the same file.
     """
-    return "\n".join(_source(each) + file_of(each) for each in _up_to(cls, root))
+    return "\n".join(_source(each) + file_of(each) for each in classes_below(cls, root))
 
 
 def members_of_class(cls: type, root: type) -> list[dict[str, Any]]:
@@ -59,10 +60,11 @@ def members_of_class(cls: type, root: type) -> list[dict[str, Any]]:
     If a function defines a class, the same source can make classes with different members. Fields
     of a dataclass are left out, since each instance has its own values.
     """
-    return [_members(each) for each in _up_to(cls, root)]
+    return [_members(each) for each in classes_below(cls, root)]
 
 
-def _up_to(cls: type, root: type) -> list[type]:
+def classes_below(cls: type, root: type) -> list[type]:
+    """Return the class and its bases that are subclasses of ``root``, but not ``root`` itself."""
     return [each for each in cls.__mro__ if issubclass(each, root) and each is not root]
 
 
@@ -72,12 +74,12 @@ def fields_of(thing: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _members(cls: type) -> dict[str, Any]:
-    left_out = {"_abc_impl", *(each.name for each in fields_of(cls))}
+    left_out = {"_abc_impl", *(field.name for field in fields_of(cls))}
     slots = types.MemberDescriptorType | types.GetSetDescriptorType
     members = {}
     for name, member in sorted(vars(cls).items()):
-        is_special = name in left_out or name.startswith("__")
-        if not is_special and not isinstance(member, slots):
+        is_special = name.startswith("__") or isinstance(member, slots)
+        if name not in left_out and not is_special:
             members[name] = member
     return members
 
@@ -88,8 +90,8 @@ def file_of(thing: Any) -> str:
 
 
 def _file_of_module(module: types.ModuleType | None) -> str:
-    path = getattr(module, "__file__", None)
-    if not path or not Path(path).is_file():
+    path = getattr(module, "__file__", None) or ""
+    if not Path(path).is_file():
         return ""
     return _hash_as_loaded(path, getattr(module, "__spec__", None))
 
@@ -130,9 +132,10 @@ def source_of_module(name: str) -> str:
         spec = importlib.util.find_spec(name)
     except ImportError:  # its package cannot be imported
         spec = None
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+    path = getattr(spec, "origin", None) or ""
+    if not Path(path).is_file():
         raise OptionError(f"depends_on names {name!r}, which has no source file")
-    return _hash_as_loaded(spec.origin, spec)
+    return _hash_as_loaded(path, spec)
 
 
 def source_not_imported(name: str) -> str:
@@ -148,20 +151,24 @@ def source_not_imported(name: str) -> str:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):  # a module object without a spec has this name
         return ""
-    if spec is None:
-        return ""
-    files: list[Path] = []
-    if parts:
-        for folder in spec.submodule_search_locations or ():
-            module = Path(folder, *parts)
-            files += (module.with_suffix(".py"), module / "__init__.py")
-    elif spec.origin:
-        files.append(Path(spec.origin))
     loaded = getattr(sys.modules.get(name), "__spec__", None)
-    for file in files:
+    for file in _possible_files(spec, parts):
         if file.is_file():
             return _hash_as_loaded(str(file), loaded)
     return ""
+
+
+def _possible_files(spec: ModuleSpec | None, parts: Sequence[str]) -> Iterator[Path]:
+    """Yield the files that a module may have: ``parts`` are its names within the package."""
+    if spec is None:
+        return
+    if not parts:
+        yield Path(spec.origin or "")
+        return
+    for place in spec.submodule_search_locations or ():
+        path = Path(place, *parts)
+        yield path.with_suffix(".py")
+        yield path / "__init__.py"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -179,7 +186,7 @@ def _bytecode(thing: Any) -> str:
     for name, member in sorted(vars(thing).items()):
         function = getattr(member, "__func__", member)  # of a static or class method
         if isinstance(function, types.FunctionType):
-            text += f"{name}{_bytecode(function)}"
+            text += name + _code_text(function.__code__)
     return text
 
 
@@ -198,50 +205,70 @@ def _constant_text(constant: Any) -> str:
     return repr(constant)
 
 
+_CONSTANTS = (types.NoneType, str, bytes, bool, int, float, complex)
+_TORCHS = (
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(_torch.operators.OpOverload, _torch.operators.OpOverloadPacket),
+)
+_PARTS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    property: ("fget", "fset", "fdel"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    functools.cached_property: ("func",),
+}
+"""Objects around functions, and the attributes that decide what they do."""
+
+
 def _text(value: Any) -> str:
-    if value is None or isinstance(value, str | bytes | bool | int | float | complex):
+    if isinstance(value, _CONSTANTS):
         return repr(value)
+    if isinstance(value, _TORCHS):
+        return str(value)
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
-    if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
-        return str(value)
-    if isinstance(value, _torch.operators.OpOverload | _torch.operators.OpOverloadPacket):
-        return str(value)
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}{_file_of_module(value)}"
+    if isinstance(value, type):
+        return _class_text(value)
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_text(k)}:{_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, set | frozenset):
         return "{" + ",".join(sorted(map(_text, value))) + "}"
     if isinstance(value, list | tuple):
         return "(" + ",".join(map(_text, value)) + ")"
-    if is_dataclass(value) and not isinstance(value, type):
-        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return _text(type(value)) + _text(fields)
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}{file_of(value) or _typed_class(value)}"
     if isinstance(value, types.BuiltinFunctionType):
-        owner = value.__self__  # the module, or the object whose method it is
-        named = f"{value.__module__}.{value.__qualname__}"
-        return named if isinstance(owner, types.ModuleType | None) else named + _text(owner)
+        return _builtin_text(value)
     if isinstance(value, types.FunctionType):
         return _function_text(value)
-    if isinstance(value, functools.partial):
-        return _text([value.func, value.args, value.keywords])
-    if isinstance(value, property):
-        return _text([value.fget, value.fset, value.fdel])
-    if isinstance(value, staticmethod | classmethod):
-        return _text(value.__func__)
-    if isinstance(value, functools.cached_property):
-        return _text(value.func)
+    for kind, names in _PARTS.items():
+        if isinstance(value, kind):
+            return _text([getattr(value, name) for name in names])
     raise Unstable(f"{type(value).__qualname__} {value!r}")
 
 
-def _typed_class(cls: type) -> str:
-    """Return source, members and bases of a class without a file; empty for built-in classes."""
-    if "__module__" not in vars(cls):
-        return ""
-    return _source(cls) + _text([_members(cls), cls.__bases__])
+def _class_text(cls: type) -> str:
+    """Return a text of a class's name and file.
+
+    For a class without a file, source, members and bases are included instead; for a built-in
+    class nothing.
+    """
+    text = f"{cls.__module__}.{cls.__qualname__}{file_of(cls)}"
+    if file_of(cls) or "__module__" not in vars(cls):
+        return text
+    return text + _source(cls) + _text([_members(cls), cls.__bases__])
+
+
+def _builtin_text(function: types.BuiltinFunctionType) -> str:
+    """Return the name of a built-in function; for a bound method also a text of its object."""
+    text = f"{function.__module__}.{function.__qualname__}"
+    owner = function.__self__
+    if isinstance(owner, types.ModuleType | None):
+        return text
+    return text + _text(owner)
 
 
 def _function_text(function: types.FunctionType) -> str:
@@ -254,9 +281,9 @@ def _function_text(function: types.FunctionType) -> str:
     except ValueError as empty:  # a cell without a value
         raise Unstable(function.__qualname__) from empty
     file = file_of(function)
-    used = {} if file else _globals_of(function, function.__code__)
-    values = _text([cells, function.__defaults__, function.__kwdefaults__, used])
-    return f"{_source_of_function(function)}{file}{values}"
+    named = {} if file else _globals_of(function, function.__code__)
+    values = [cells, function.__defaults__, function.__kwdefaults__, named]
+    return _source_of_function(function) + file + _text(values)
 
 
 def _globals_of(function: types.FunctionType, code: types.CodeType) -> dict[str, Any]:

@@ -50,14 +50,17 @@ class FunctionPass(GraphPass):
     inference: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        own = self.function
-        stage = getattr(own, "stage", None) if self.stage is None else self.stage
-        last = getattr(own, "runs_last", False) if self.runs_last is None else self.runs_last
-        name = self.name or qualified_name(own)
+        function = self.function
+        name = self.name or qualified_name(function)
+        stage, runs_last = self.stage, self.runs_last
+        if stage is None:
+            stage = getattr(function, "stage", None)
+        if runs_last is None:
+            runs_last = getattr(function, "runs_last", False)
+        stage = _usual_stage(function) if stage is None else as_stage(stage, name)
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "runs_last", bool(last))
-        object.__setattr__(self, "keeps_numbers", bool(getattr(own, "keeps_numbers", False)))
-        stage = _usual_stage(own) if stage is None else as_stage(stage, name)
+        object.__setattr__(self, "runs_last", bool(runs_last))
+        object.__setattr__(self, "keeps_numbers", bool(getattr(function, "keeps_numbers", False)))
         object.__setattr__(self, "stage", stage)
 
     def run(self, gm: torch.fx.GraphModule) -> int | PassResult | None:
@@ -70,11 +73,10 @@ class FunctionPass(GraphPass):
         """
         if _torch.canonical.is_pattern_matcher_pass(self.function):
             return int(self.function.apply(gm))  # type: ignore[attr-defined]  # Inductor's class
-        argument = gm.graph if _takes_graph(self.function) else gm
+        arguments: list[Any] = [gm.graph if _takes_graph(self.function) else gm]
         if isinstance(self.function, _torch.inductor.CustomInferenceAwareGraphPass):
-            returned: Any = self.function(gm.graph, self.inference)
-        else:
-            returned = self.function(argument)
+            arguments = [gm.graph, self.inference]
+        returned = self.function(*arguments)
         made = getattr(returned, "graph_module", returned)  # of torch's own PassResult
         graph = made.graph if isinstance(made, torch.fx.GraphModule) else made
         if isinstance(graph, torch.fx.Graph) and graph is not gm.graph:
@@ -93,19 +95,19 @@ class FunctionPass(GraphPass):
         if not isinstance(self.function, _torch.inductor.CUSTOM_PASSES):
             return None
         own = self.function.uuid()
+        if not own:
+            return None
         try:
-            return digest(self.name, str(self.stage), self.runs_last, own) if own else None
+            return digest(self.name, str(self.stage), self.runs_last, own)
         except Unstable:
             return None
 
 
 def _usual_stage(function: Callable[..., Any]) -> Stage:
-    of_inductor = isinstance(function, _torch.inductor.CUSTOM_PASSES)
-    return (
-        Stage.POST_GRAD
-        if of_inductor or _torch.canonical.is_pattern_matcher_pass(function)
-        else Stage.ATEN
-    )
+    is_custom = isinstance(function, _torch.inductor.CUSTOM_PASSES)
+    if is_custom or _torch.canonical.is_pattern_matcher_pass(function):
+        return Stage.POST_GRAD
+    return Stage.ATEN
 
 
 def _takes_graph(function: Callable[..., Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -82,10 +83,11 @@ class LatePasses:
 
         If there are no passes, it is true if the partitioner ran.
         """
-        wanted = {
-            (s, last) for s in _LATE for last in (False, True) if self.shared.at(s, last=last)
-        }
-        return (wanted or {(Stage.PARTITIONER, False)}) <= self._records.keys()
+        runs = itertools.product(_LATE, (False, True))
+        expected = {(stage, last) for stage, last in runs if self.shared.at(stage, last=last)}
+        if not expected:
+            expected = {(Stage.PARTITIONER, False)}
+        return expected <= self._records.keys()
 
     def complete(self, remembered: Iterable[PassRecord]) -> None:
         """Add the remembered records of stages that did not run.
@@ -93,14 +95,16 @@ class LatePasses:
         They do not run if Inductor takes the graph from its cache.
         """
         ran = {stage for stage, _ in self._records}
-        for each in remembered:
-            if each.stage not in ran:
-                self._records.setdefault((Stage(each.stage), False), []).append(each)
+        for record in remembered:
+            if record.stage not in ran:
+                self._records.setdefault((Stage(record.stage), False), []).append(record)
 
     def _keep(self, stage: Stage, records: list[PassRecord], *, last: bool = False) -> None:
+        """Add the records to those of the other graph; a pass that raises ends its run early."""
         before = self._records.get((stage, last), [])
-        pairs = itertools.zip_longest(before, records)  # a pass that raises ends its run
-        self._records[stage, last] = [_added(a, b) if a and b else a or b for a, b in pairs]
+        sums = list(map(_added, before, records))
+        rest = max(before, records, key=len)[len(sums) :]
+        self._records[stage, last] = [*sums, *rest]
 
     def partition(
         self, usual: Partitioner, gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any
@@ -112,13 +116,13 @@ class LatePasses:
         Raises:
             PassError: The partitioner failed, and the policy says ``on_pass_error = "raise"``.
         """
-        mine = self.shared.partitioner
-        if mine is None:
+        partitioner = self.shared.partitioner
+        if partitioner is None:
             return usual(gm, inputs, **kwargs)
         started, before = time.perf_counter(), Snapshot.of(gm)
-        name, error = qualified_name(mine), ""
+        name, error = qualified_name(partitioner), ""
         try:
-            forward, backward = mine(gm, inputs, **kwargs)
+            forward, backward = partitioner(gm, inputs, **kwargs)
         except BaseException as fault:
             control_flow.pass_on(fault)
             failure = PassError(name, "raises", class_and_text(fault))
@@ -131,7 +135,7 @@ class LatePasses:
             name=name,
             stage=str(Stage.PARTITIONER),
             changed=not error,
-            nodes_before=len(before.copy.nodes),
+            nodes_before=len(before.lines),
             nodes_after=len(forward.graph.nodes) + len(backward.graph.nodes),
             seconds=time.perf_counter() - started,
             error=error,
@@ -141,12 +145,13 @@ class LatePasses:
 
 
 def _added(first: PassRecord, second: PassRecord) -> PassRecord:
-    counted = first.matches is not None and second.matches is not None
-    return PassRecord(
-        name=first.name,
-        stage=first.stage,
+    matches = None
+    if first.matches is not None and second.matches is not None:
+        matches = first.matches + second.matches
+    return dataclasses.replace(
+        first,
         changed=first.changed or second.changed,
-        matches=(first.matches or 0) + (second.matches or 0) if counted else None,
+        matches=matches,
         nodes_before=first.nodes_before + second.nodes_before,
         nodes_after=first.nodes_after + second.nodes_after,
         seconds=first.seconds + second.seconds,

@@ -13,7 +13,7 @@ import torch.fx
 
 from composer import _torch
 from composer.passes import metadata
-from composer.passes.aliasing import Aliasing
+from composer.passes.aliasing import Aliasing, holds_memory
 from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.modes import Modes, NodeModes
 
@@ -88,10 +88,9 @@ _MARK = "rounded_for_products"
 
 
 def _lowers(node: torch.fx.Node, modes: NodeModes) -> bool:
-    if not _multiplies(node) or _torch.operators.written_by(node):
+    if not _multiplies(node) or _torch.operators.written_by(node) or modes.of[node].autocast:
         return False
-    values = [each.meta.get("val") for each in (node, *_operands(node))]
-    return not modes.of[node].autocast and all(map(_is_wide, values))
+    return all(map(_is_wide, (node, *_operands(node))))
 
 
 def _multiplies(node: torch.fx.Node) -> bool:
@@ -111,22 +110,20 @@ def _multiplies(node: torch.fx.Node) -> bool:
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the operands to round. A mask is left out: attention accepts it in float32."""
-    is_attention = (
-        _torch.operators.operator_name(node.target) == "aten::scaled_dot_product_attention"
-    )
-    mask = _torch.operators.argument(node, "attn_mask") if is_attention else None
-    sizes = torch.SymInt | torch.SymFloat | int | float
-    nodes = (each for each in node.all_input_nodes if each is not mask)
-    return [each for each in nodes if not isinstance(each.meta.get("val"), sizes)]
+    operands = [source for source in node.all_input_nodes if holds_memory(source)]
+    if _torch.operators.operator_name(node.target) == "aten::scaled_dot_product_attention":
+        mask = _torch.operators.argument(node, "attn_mask")
+        operands = [operand for operand in operands if operand is not mask]
+    return operands
 
 
-def _is_wide(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dtype is torch.float32
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-    )
+def _is_wide(node: torch.fx.Node) -> bool:
+    """True if the node's value is a dense float32 tensor on the CPU."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return False
+    kind = value.dtype, value.device.type, value.layout
+    return kind == (torch.float32, "cpu", torch.strided)
 
 
 class _Narrowing:
@@ -206,9 +203,7 @@ class _Narrowing:
 
 
 def _moves(node: torch.fx.Node) -> bool:
-    if (
-        node.target is not operator.getitem
-        and _torch.operators.operator_name(node.target) not in _MOVES
-    ):
+    name = _torch.operators.operator_name(node.target)
+    if name not in _MOVES and node.target is not operator.getitem:
         return False
     return isinstance(node.args[0], torch.fx.Node) and torch.dtype not in map(type, node.args)

@@ -83,17 +83,14 @@ def find(graph: torch.fx.Graph, query: Query) -> tuple[list[InternalMatch], list
 def near_misses(graph: torch.fx.Graph, query: Query) -> list[NearMiss]:
     """Return every place where an anchor of the pattern was found, but there is no rewrite."""
     matches, refused = find(graph, query)
-    matched: set[torch.fx.Node] = set()
-    complete: set[str] = set()
-    for match in matches:
-        matched.update(matched_nodes(match))
-        complete.add(match.nodes_map[match.anchors[0]].name)
-    misses = [miss for miss in refused if miss.anchor not in complete]
+    anchors = {match.nodes_map[match.anchors[0]].name for match in matches}
+    misses = [miss for miss in refused if miss.anchor not in anchors]
     explained = {miss.anchor for miss in refused}
-    unexplained = [n for n in graph.nodes if n not in matched and n.name not in explained]
+    for match in matches:
+        explained.update(node.name for node in matched_nodes(match))
     with _one_form(query.graph, graph):
-        for anchor, node in itertools.product(query.anchors, unexplained):
-            if _call(node) == _call(anchor):
+        for anchor, node in itertools.product(query.anchors, graph.nodes):
+            if _call(node) == _call(anchor) and node.name not in explained:
                 misses.append(_explain(anchor, node, query))
     places = {node.name: place for place, node in enumerate(graph.nodes)}
     return sorted(misses, key=lambda miss: places[miss.anchor])
@@ -161,12 +158,11 @@ def _explain(anchor: torch.fx.Node, node: torch.fx.Node, query: Query) -> NearMi
 
 def _outside_reader(images: dict[torch.fx.Node, Any], query: Query) -> Unmatched | None:
     """Return an inner node of the match that has a user outside, so that it cannot be erased."""
-    inside = {node for wanted, node in images.items() if wanted.op != "placeholder"}
-    for wanted, node in images.items():
-        if wanted.op == "placeholder" or wanted in query.returned:
-            continue
-        outside = [user.name for user in node.users if user not in inside]
-        if outside:
+    operations = {wanted: node for wanted, node in images.items() if wanted.op != "placeholder"}
+    matched = set(operations.values())
+    for wanted, node in operations.items():
+        outside = [user.name for user in node.users if user not in matched]
+        if outside and wanted not in query.returned:
             why = f"it is read by {', '.join(outside)} as well, outside of the pattern"
             return Unmatched(wanted.name, node.name, why)
     return None

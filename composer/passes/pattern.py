@@ -18,7 +18,7 @@ from composer.passes.function import qualified_name
 from composer.passes.matching import Filter, InternalMatch, NearMiss, Query
 from composer.records import Stage
 
-_OWN = ("pattern", "replacement", "filters", "example_inputs", "ignore_literals")
+_OWN = ("stage", "name", "pattern", "replacement", "filters", "example_inputs", "ignore_literals")
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,10 @@ class PatternPass(GraphPass):
                 object.__delattr__(self, name)
         if self.pattern is None or self.replacement is None:
             raise OptionError(f"{type(self).__name__} needs a pattern and a replacement")
-        stage = as_stage(self.stage or type(self).stage or Stage.ATEN)
+        stage = as_stage(self.stage or Stage.ATEN)
         object.__setattr__(self, "stage", stage)
-        object.__setattr__(
-            self, "name", self.name or type(self).name or qualified_name(self.pattern)
-        )
-        if self.example_inputs and self.stage != Stage.ATEN:
+        object.__setattr__(self, "name", self.name or qualified_name(self.pattern))
+        if self.example_inputs and stage != Stage.ATEN:
             raise OptionError(f"{self.name}: example_inputs serve the stage aten, not {stage}")
 
     def run(self, gm: torch.fx.GraphModule) -> int:
@@ -117,13 +115,12 @@ class PatternPass(GraphPass):
         unused = [node.name for node in pattern.nodes if node.op != "output" and not node.users]
         if unused:
             raise OptionError(f"{self.name}: the pattern does not need its {', '.join(unused)}")
-        for what, count in (("parameters", _parameters), ("returned values", _returned)):
-            ours, theirs = len(count(pattern)), len(count(replacement))
+        for what, values in (("parameters", _parameters), ("returned values", _returned)):
+            ours, theirs = len(values(pattern)), len(values(replacement))
             if ours != theirs:
-                raise OptionError(
-                    f"{self.name}: the pattern has {ours} {what}, its replacement {theirs}"
-                )
-        if any(node.op == "placeholder" for node in _returned(pattern)):
+                counts = f"{ours} {what}, its replacement {theirs}"
+                raise OptionError(f"{self.name}: the pattern has {counts}")
+        if not set(_returned(pattern)).isdisjoint(_parameters(pattern)):
             raise OptionError(f"{self.name}: the pattern returns its own parameter")
         return pattern, replacement
 
@@ -135,12 +132,11 @@ class PatternPass(GraphPass):
             else:
                 graph = torch.fx.symbolic_trace(function).graph
         except Exception as error:
-            raise OptionError(
-                f"{self.name}: its {which} cannot be traced: {text_of(error)}"
-            ) from error
+            what = f"its {which} cannot be traced: {text_of(error)}"
+            raise OptionError(f"{self.name}: {what}") from error
         if graph.find_nodes(op="get_attr"):
             raise OptionError(f"{self.name}: its {which} holds a tensor; make it a parameter")
-        if not all(isinstance(each, torch.fx.Node) for each in _returned(graph)):
+        if not all(isinstance(value, torch.fx.Node) for value in _returned(graph)):
             raise OptionError(f"{self.name}: its {which} returns what is no result of it")
         return graph
 

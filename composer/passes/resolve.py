@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import operator
 import pkgutil
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -71,8 +73,8 @@ class SharedPasses:
         if stage in BEFORE_AUTOGRAD:
             return tuple(passes)
         if last is not None:
-            return tuple(each for each in passes if each.runs_last is last)
-        return tuple(sorted(passes, key=lambda each: each.runs_last))
+            passes = [each for each in passes if each.runs_last is last]
+        return tuple(sorted(passes, key=operator.attrgetter("runs_last")))
 
     @property
     def late(self) -> bool:
@@ -141,15 +143,16 @@ def shared_passes(listed: Sequence[Any], on_error: OnError = "skip") -> SharedPa
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
             continue
-        (partitioners if isinstance(found, _torch.inductor.CustomPartitionerFn) else passes).append(
-            found
-        )
+        if isinstance(found, _torch.inductor.CustomPartitionerFn):
+            partitioners.append(found)
+        else:
+            passes.append(found)
     if len(partitioners) > 1:
         names = ", ".join(map(qualified_name, partitioners))
         mistakes.append(OptionError(f"a graph is partitioned once, not by each of {names}"))
     if mistakes:
         raise type(mistakes[0])("; ".join(map(str, mistakes)))
-    return SharedPasses(tuple(passes), partitioners[0] if partitioners else None, on_error)
+    return SharedPasses(tuple(passes), next(iter(partitioners), None), on_error)
 
 
 def _find(entry: Any) -> Any:
@@ -187,18 +190,18 @@ def check_class(found: Any) -> None:
     Raises:
         OptionError: It is another class.
     """
-    classes = (GraphPass, *_torch.inductor.CUSTOM_PASSES)
-    if isinstance(found, type) and not issubclass(found, classes):
+    kinds = (GraphPass, *_torch.inductor.CUSTOM_PASSES)
+    if isinstance(found, type) and not issubclass(found, kinds):
         raise OptionError(f"passes holds {found!r}, which is no class of passes")
 
 
 def _make(found: Any, fields: dict[str, Any]) -> Any:
-    """Return the pass for an entry of the list: a class, an object or a function."""
     if isinstance(found, type):
+        check_class(found)
         if issubclass(found, GraphPass):
             return _with_a_stage(_instance(found, fields))
-        check_class(found)
-        found = _without_parameters(found)
+        with _mistakes_in(qualified_name(found)):
+            found = found()
     if fields:
         raise OptionError(f"pass {found!r} takes no parameters, but is given {fields}")
     if isinstance(found, GraphPass | _torch.inductor.CustomPartitionerFn):
@@ -206,6 +209,22 @@ def _make(found: Any, fields: dict[str, Any]) -> Any:
     if callable(found) or _torch.canonical.is_pattern_matcher_pass(found):
         return _with_a_stage(FunctionPass(found))
     raise OptionError(f"passes holds {found!r}, which is no pass")
+
+
+@contextlib.contextmanager
+def _mistakes_in(name: str) -> Iterator[None]:
+    """Raise ``OptionError`` for an exception that making the pass of this name raises.
+
+    The message has the class of the exception, unless it is a ``TypeError`` or a ``ValueError``:
+    wrong parameters raise these.
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"pass {name!r}: {text_of(error)}") from error
+    except BaseException as error:
+        control_flow.pass_on(error)
+        raise OptionError(f"pass {name!r}: {error_line(error)}") from error
 
 
 def _with_a_stage(found: Any) -> Any:
@@ -220,29 +239,14 @@ def _with_a_stage(found: Any) -> Any:
 
 def _at_partitioner(found: Any) -> Any:
     """Return the partitioner, or raise ``OptionError`` if its attribute names another stage."""
-    stage = Stage.PARTITIONER if isinstance(found, GraphPass) else getattr(found, "stage", None)
+    stage = getattr(found, "stage", Stage.PARTITIONER)
     name = qualified_name(found)
-    if stage is not None and as_stage(stage, name) is not Stage.PARTITIONER:
+    if isinstance(found, GraphPass) or stage is None:
+        return found
+    if as_stage(stage, name) is not Stage.PARTITIONER:
         what = f"a CustomPartitionerFn runs at stage 'partitioner', not at {str(stage)!r}"
         raise OptionError(f"pass {name!r}: {what}")
     return found
-
-
-def _without_parameters(cls: type) -> Any:
-    try:
-        return cls()
-    except BaseException as error:
-        control_flow.pass_on(error)
-        raise OptionError(f"pass {qualified_name(cls)!r}: {_slip(error)}") from error
-
-
-def _slip(error: BaseException) -> str:
-    """Return why a pass cannot be made.
-
-    The class of the error is included unless it is a ``TypeError`` or a ``ValueError``, which
-    wrong parameters raise.
-    """
-    return text_of(error) if isinstance(error, TypeError | ValueError) else error_line(error)
 
 
 def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
@@ -251,16 +255,16 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
     if undeclared and "__init__" not in vars(cls):
         what = f"annotates {', '.join(undeclared)}; decorate it with @dataclass"
         raise OptionError(f"pass {cls.name!r} {what}")
-    unknown = [name for name in fields if name not in known]
-    if unknown:
-        hints = [f"unknown parameter {name!r}{did_you_mean(str(name), known)}" for name in unknown]
+    slips = [
+        f"unknown parameter {name!r}{did_you_mean(str(name), known)}"
+        for name in fields
+        if name not in known
+    ]
+    if slips:
         accepted = ", ".join(known) or "none"
-        raise OptionError(f"pass {cls.name!r}: {'; '.join(hints)} (accepted: {accepted})")
-    try:
+        raise OptionError(f"pass {cls.name!r}: {'; '.join(slips)} (accepted: {accepted})")
+    with _mistakes_in(cls.name):
         return cls(**_as_annotated(cls, fields))
-    except BaseException as error:
-        control_flow.pass_on(error)
-        raise OptionError(f"pass {cls.name!r}: {_slip(error)}") from error
 
 
 def _as_annotated(cls: type[GraphPass], fields: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,21 +37,25 @@ class Snapshot:
         """Copy the graph and its nested graphs. Tensors and other submodules are shared."""
         copy = torch.fx.Graph()
         transplant(gm.graph, copy)
-        graphs = {n: m for n, m in gm.named_children() if isinstance(m, torch.fx.GraphModule)}
-        nested = {name: Snapshot.of(graph) for name, graph in graphs.items()}
+        nested = {}
+        for name, child in gm.named_children():
+            if isinstance(child, torch.fx.GraphModule):
+                nested[name] = Snapshot.of(child)
         return Snapshot(lines_of(gm.graph), copy, _state_of(gm), nested)
 
     def differs(self, gm: torch.fx.GraphModule) -> bool:
         """True if a node was added, dropped, moved or changed, or an attribute was replaced."""
-        now = lines_of(gm.graph)
-        same_nodes = list(now) == list(self.lines) and now == self.lines
-        same_state = all(map(_is_same, self.state.values(), _state_of(gm).values()))
-        return not (same_nodes and same_state) or bool(self.changed_graphs())
+        lines = lines_of(gm.graph)
+        if list(lines.items()) != list(self.lines.items()):
+            return True
+        is_same_state = all(map(_is_same, self.state.values(), _state_of(gm).values()))
+        return not is_same_state or bool(self.changed_graphs())
 
     def changed_graphs(self) -> dict[str, torch.fx.GraphModule]:
         """Return the nested graphs that changed, by name."""
-        held = self.state["_modules"]
-        return {name: held[name] for name, each in self.nested.items() if each.differs(held[name])}
+        modules = self.state["_modules"]
+        changed = [name for name, nested in self.nested.items() if nested.differs(modules[name])]
+        return {name: modules[name] for name in changed}
 
     def values(self, key: str) -> dict[torch.fx.Node, Any]:
         """Return the old fake value of every node that had one."""
@@ -86,7 +91,8 @@ def _state_of(gm: torch.fx.GraphModule) -> dict[str, dict[str, Any]]:
 
 
 def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    return before.keys() == now.keys() and all(now[name] is each for name, each in before.items())
+    """True if both hold the same objects under the same names."""
+    return before.keys() == now.keys() and all(map(operator.is_, before.values(), now.values()))
 
 
 def lines_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[Any, ...]]:

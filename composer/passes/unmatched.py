@@ -92,13 +92,13 @@ class _Comparison:
         return None
 
     def _of_lists(self, wanted: Any, found: Any) -> Unmatched | str | None:
+        difference = f"is {found!r}, not {wanted!r}"
         if len(wanted) != len(found):
-            return f"is {found!r}, not {wanted!r}"
+            return difference
         for ours, theirs in zip(wanted, found, strict=True):
             unmatched = self._of_values(ours, theirs)
             if unmatched is not None:
-                is_node = isinstance(unmatched, Unmatched)
-                return unmatched if is_node else f"is {found!r}, not {wanted!r}"
+                return difference if isinstance(unmatched, str) else unmatched
         return None
 
 
@@ -107,16 +107,15 @@ def _named(node: torch.fx.Node) -> dict[str, Any]:
     return {**positional, **node.kwargs}
 
 
+_KINDS = {"call_method": "the method", "get_attr": "the attribute", "call_module": "the module"}
+
+
 def called(node: torch.fx.Node) -> str:
     """Return what a node is: ``"aten.relu.default"``, ``"the method relu"`` or the like."""
     if node.op == "placeholder":
         return "an input of the graph"
-    if node.op == "call_method":
-        return f"the method {node.target}"
-    if node.op == "get_attr":
-        return f"the attribute {node.target}"
-    if node.op == "call_module":
-        return f"the module {node.target}"
+    if node.op in _KINDS:
+        return f"{_KINDS[node.op]} {node.target}"
     if isinstance(node.target, _torch.operators.OpOverload):
         return str(node.target)
     module = getattr(node.target, "__module__", None) or "torch"  # torch's builtins have none

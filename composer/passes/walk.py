@@ -89,10 +89,10 @@ class Walk:
             return False
         before = node.args, node.kwargs, dict(node.meta)
         result, rewritten = self._visit(self._methods, node)
-        if rewritten and next(iter(self._methods.chosen([node])), None) is None:
+        if rewritten and not list(self._methods.chosen([node])):
             self._undo(node, *before)
             result, rewritten = self._visit(self._plain, node)[0], False
-        if result is None and node.op != "output" and node.users:
+        if result is None and node.users and node.op != "output":
             reader = next(iter(node.users)).name
             raise TypeError(f"nothing was returned for {node.name}, which {reader} reads")
         self._results[node] = result
@@ -101,16 +101,18 @@ class Walk:
         return rewritten
 
     def _visit(self, methods: InterpreterPass, node: torch.fx.Node) -> tuple[Any, bool]:
+        """Call the method for a node. Returns its result, and true if it rewrote the node."""
         self._node, self._new = node, list[torch.fx.Node]()
         # New nodes for an input go after the last input, so that inputs stay together.
         self._cursor = self._inputs_end if node.op == "placeholder" else node.prev
         args, kwargs = map_arg((node.args, node.kwargs), self._results.__getitem__)
-        plain = _to_nodes(args), _to_nodes(kwargs)
+        unchanged = frozen((_to_nodes(args), _to_nodes(kwargs)))
         meta = {**metadata.provenance(node), _WALK: self}
         result = self._call(methods, node, args, kwargs, meta)
-        stands = node.op == "output" or (isinstance(result, Value) and result.node is node)
-        same = stands and not self._new and frozen((node.args, node.kwargs)) == frozen(plain)
-        return result, not same
+        if self._new or frozen((node.args, node.kwargs)) != unchanged:
+            return result, True
+        is_other = not isinstance(result, Value) or result.node is not node
+        return result, is_other and node.op != "output"
 
     def _call(
         self,
@@ -193,8 +195,9 @@ class Walk:
 
 
 def _last_input(graph: torch.fx.Graph) -> torch.fx.Node:
-    nodes: list[torch.fx.Node] = list(graph.nodes)
-    return next((node for node in reversed(nodes) if node.op == "placeholder"), nodes[0])
+    """Return the last placeholder, or the first node if there is no placeholder."""
+    first: torch.fx.Node = next(iter(graph.nodes))
+    return [first, *graph.find_nodes(op="placeholder")][-1]
 
 
 def _to_nodes(arguments: Any) -> Any:

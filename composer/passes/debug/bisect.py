@@ -157,14 +157,11 @@ class _Search:
 
     def _limited(self, count: int, each: GraphPass, limit: MatchLimit) -> Deviation | None:
         """Return the deviation if all passes with the name of ``each`` share one match limit."""
-        return self._deviation(
-            [
-                other.limited(limit)
-                if isinstance(other, GraphPass) and other.name == each.name
-                else other
-                for other in self.passes[:count]
-            ]
-        )
+        passes = list(self.passes[:count])
+        for i, other in enumerate(passes):
+            if isinstance(other, GraphPass) and other.name == each.name:
+                passes[i] = other.limited(limit)
+        return self._deviation(passes)
 
 
 def _first_bad(good: int, bad: int, is_bad: Callable[[int], bool]) -> int:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import enum
 import inspect
+import itertools
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from composer.errors import PassError, class_and_text
 from composer.passes.base import GraphPass
 from composer.passes.debug.watch import Findings
-from composer.passes.fingerprint import fields_of
+from composer.passes.fingerprint import classes_below, fields_of
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import annotated
 from composer.records import Stage
@@ -50,12 +51,9 @@ def _stage(each: GraphPass) -> str:
 
 
 def _fields(each: GraphPass) -> str:
-    names: list[str] = []
-    for cls in type(each).__mro__:
-        if issubclass(cls, GraphPass) and cls is not GraphPass:
-            names += annotated(cls)
-    known = {field.name for field in fields_of(each)}
-    lost = [name for name in names if name not in known]
+    fields = {field.name for field in fields_of(each)}
+    names = itertools.chain.from_iterable(map(annotated, classes_below(type(each), GraphPass)))
+    lost = [name for name in names if name not in fields]
     return f"it annotates {', '.join(lost)} and is not decorated with @dataclass" if lost else ""
 
 
