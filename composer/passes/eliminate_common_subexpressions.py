@@ -10,7 +10,7 @@ import torch.fx
 
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import SHARED_MODULES, GraphPass
-from composer.passes.modes import Modes, NodeModes
+from composer.passes.modes import NodeModes
 from composer.passes.purity import is_function
 from composer.passes.snapshot import frozen
 
@@ -53,17 +53,15 @@ def _repetitions(gm: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, torc
     aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
     known: dict[Any, torch.fx.Node] = {}
     for node in list(gm.graph.nodes):
-        if _may_merge(node, aliasing):
-            first = known.setdefault(_key(node, modes.of[node]), node)
-            if first is not node:
-                yield node, first
+        if not _may_merge(node, aliasing):
+            continue
+        key = node.target, modes.of[node], frozen(node.args), frozen(node.kwargs)
+        first = known.setdefault(key, node)
+        if first is not node:
+            yield node, first
 
 
 def _may_merge(node: torch.fx.Node, aliasing: Aliasing) -> bool:
     if not is_function(node) or aliasing.is_observed(node):
         return False
     return not aliasing.is_written(*node.all_input_nodes)
-
-
-def _key(node: torch.fx.Node, modes: Modes) -> Any:
-    return node.target, modes, frozen(node.args), frozen(node.kwargs)

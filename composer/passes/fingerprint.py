@@ -15,9 +15,8 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def _file_of_module(module: types.ModuleType | None) -> str:
     path = getattr(module, "__file__", None) or ""
     if not Path(path).is_file():
         return ""
-    return _hash_as_loaded(path, getattr(module, "__spec__", None))
+    return _hash_of_file(path, _Loading(getattr(module, "__spec__", None)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -112,13 +111,9 @@ class _Loading:
         return id(self.spec)
 
 
-def _hash_as_loaded(path: str, spec: object) -> str:
-    """Return the SHA-256 of a file as it was at the first read after this loading of its module."""
-    return _hash_of_file(path, _Loading(spec))
-
-
 @functools.lru_cache(maxsize=1024)
 def _hash_of_file(path: str, _: _Loading) -> str:
+    """Return the SHA-256 of a file as it was at the first read after this loading of its module."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
@@ -135,7 +130,7 @@ def source_of_module(name: str) -> str:
     path = getattr(spec, "origin", None) or ""
     if not Path(path).is_file():
         raise OptionError(f"depends_on names {name!r}, which has no source file")
-    return _hash_as_loaded(path, spec)
+    return _hash_of_file(path, _Loading(spec))
 
 
 def source_not_imported(name: str) -> str:
@@ -151,24 +146,15 @@ def source_not_imported(name: str) -> str:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):  # a module object without a spec has this name
         return ""
-    loaded = getattr(sys.modules.get(name), "__spec__", None)
-    for file in _possible_files(spec, parts):
-        if file.is_file():
-            return _hash_as_loaded(str(file), loaded)
-    return ""
-
-
-def _possible_files(spec: ModuleSpec | None, parts: Sequence[str]) -> Iterator[Path]:
-    """Yield the files that a module may have: ``parts`` are its names within the package."""
     if spec is None:
-        return
-    if not parts:
-        yield Path(spec.origin or "")
-        return
-    for place in spec.submodule_search_locations or ():
-        path = Path(place, *parts)
-        yield path.with_suffix(".py")
-        yield path / "__init__.py"
+        return ""
+    files = [] if parts else [Path(spec.origin or "")]
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder, *parts)
+        files += [path.with_suffix(".py"), path / "__init__.py"]
+    loading = _Loading(getattr(sys.modules.get(name), "__spec__", None))
+    found = [file for file in files if file.is_file()]
+    return _hash_of_file(str(found[0]), loading) if found else ""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -251,10 +237,9 @@ def _text(value: Any) -> str:
 
 
 def _class_text(cls: type) -> str:
-    """Return a text of a class's name and file.
+    """Return a text of a class's name and file; without a file, of its source, members and bases.
 
-    For a class without a file, source, members and bases are included instead; for a built-in
-    class nothing.
+    For a built-in class it is the name alone.
     """
     text = f"{cls.__module__}.{cls.__qualname__}{file_of(cls)}"
     if file_of(cls) or "__module__" not in vars(cls):
@@ -300,6 +285,7 @@ def _source_of_function(function: types.FunctionType) -> str:
 
     Two lambdas on one line have the same source.
     """
-    code = function.__code__
-    told_apart = _code_text(code) if code.co_name == "<lambda>" else ""
-    return _source(function) + told_apart
+    source = _source(function)
+    if function.__code__.co_name != "<lambda>":
+        return source
+    return source + _code_text(function.__code__)

@@ -51,11 +51,10 @@ class FoldBatchNorm(GraphPass):
         aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
         norms = gm.graph.find_nodes(op="call_function", target=aten.batch_norm.default)
         foldable = [norm for norm in norms if _folds(norm, aliasing, modes)]
-        count = 0
-        for norm in self.chosen(foldable):
+        chosen = list(self.chosen(foldable))
+        for norm in chosen:
             _fold(gm.graph, norm)
-            count += 1
-        return count
+        return len(chosen)
 
 
 def _folds(norm: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool:

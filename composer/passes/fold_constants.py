@@ -60,12 +60,12 @@ class FoldConstants(GraphPass):
             for node in gm.graph.nodes:
                 if self._is_constant(node, values, aliasing):
                     _evaluate(node, values)
-        found = [node for node, value in values.items() if _is_needed(node, value, values)]
-        count = 0
-        for node in self.chosen(found):
+        tensors = [node for node, value in values.items() if isinstance(value, torch.Tensor)]
+        needed = [node for node in tensors if not values.keys() >= node.users.keys()]
+        chosen = list(self.chosen(needed))
+        for node in chosen:
             _fold(gm, node, values[node])
-            count += 1
-        return count
+        return len(chosen)
 
     def _is_constant(self, node: torch.fx.Node, values: Constants, aliasing: Aliasing) -> bool:
         if not is_function(node) or not is_torchs(node) or aliasing.is_observed(node):
@@ -112,13 +112,9 @@ def _are_static(sizes: Iterable[Any]) -> bool:
     return all(type(size) is int for size in sizes)
 
 
-def _is_needed(node: torch.fx.Node, value: Any, values: Constants) -> bool:
-    return isinstance(value, torch.Tensor) and not values.keys() >= node.users.keys()
-
-
 def _fold(gm: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
     names = map("_folded_constant_{}".format, itertools.count())
-    name = next(each for each in names if not hasattr(gm, each))
+    name = next(name for name in names if not hasattr(gm, name))
     gm.register_buffer(name, value, persistent=False)
     with gm.graph.inserting_before(node):
         constant = gm.graph.get_attr(name)

@@ -9,8 +9,6 @@ from composer import _torch
 from composer.passes.aliasing import Aliasing, holds_memory
 from composer.passes.modes import NodeModes
 
-aten = torch.ops.aten
-
 
 class Gradients:
     """Finds which nodes need a gradient (their ``requires_grad``), and which receive one.
@@ -44,15 +42,11 @@ class Gradients:
     def _is_needed(self, node: torch.fx.Node) -> bool:
         if node.op in ("placeholder", "get_attr"):
             return bool(getattr(node.meta.get("val"), "requires_grad", False))
-        if node.target is aten.detach.default or _reads_only_metadata(node):
+        name = _torch.operators.operator_name(node.target)
+        reads_only_metadata = name.endswith("_like") or name.startswith("aten::new_")
+        if reads_only_metadata or name == "aten::detach" or not _may_have_one(node):
             return False
-        return _may_have_one(node) and any(self.of_inputs(node))
-
-
-def _reads_only_metadata(node: torch.fx.Node) -> bool:
-    """True for ``zeros_like``, ``new_ones`` and similar operators."""
-    name = _torch.operators.operator_name(node.target)
-    return name.endswith("_like") or name.startswith("aten::new_")
+        return any(self.of_inputs(node))
 
 
 def _may_have_one(node: torch.fx.Node) -> bool:

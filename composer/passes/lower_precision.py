@@ -62,11 +62,10 @@ class LowerPrecision(GraphPass):
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Put casts around each product."""
         narrowing = _Narrowing(gm.graph, Aliasing(gm), NodeModes.in_graph(gm.graph))
-        count = 0
-        for node in self.chosen(products_of(gm)[self.first :]):
-            narrowing.lower(node)
-            count += 1
-        return count
+        chosen = list(self.chosen(products_of(gm)[self.first :]))
+        for product in chosen:
+            narrowing.lower(product)
+        return len(chosen)
 
 
 def products_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:

@@ -127,22 +127,22 @@ def _groups(gm: torch.fx.GraphModule, kind: ProductKind) -> list[list[torch.fx.N
 
 def _may_merge(node: torch.fx.Node, kind: ProductKind, aliasing: Aliasing) -> bool:
     operands = node.all_input_nodes
+    if aliasing.is_observed(node) or aliasing.is_written(*operands):
+        return False
     given = [argument for argument in node.args if argument is not None]
     if node.kwargs or operands != given:
         return False
     if not all("val" in operand.meta for operand in operands):  # a slice of another merge
         return False
     left, right, *bias = [operand.meta["val"] for operand in operands]
-    may_be_batched = node.target is aten.linear.default
-    if right.dim() != 2 or (left.dim() != 2 and not may_be_batched):
+    accepts_batches = node.target is aten.linear.default
+    if right.dim() != 2 or (left.dim() != 2 and not accepts_batches):
         return False
     width = _width(node, kind)
     bias_shapes = [tuple(each.shape) for each in bias]
     if width is None or bias_shapes not in ([], [(width,)]):
         return False
-    if len({left.dtype, right.dtype, *(each.dtype for each in bias)}) > 1:
-        return False
-    return not (aliasing.is_observed(node) or aliasing.is_written(*operands))
+    return all(operand.dtype is left.dtype for operand in (right, *bias))
 
 
 def _sees_strides(node: torch.fx.Node) -> bool:

@@ -51,10 +51,10 @@ def moved_across(
     """
     if before == after:
         return None
-    barriers = {node for node in after if is_barrier(node)}
-    passed = _counted(before, barriers)
-    now = _counted(after, barriers)
-    return next((node for node in after if now[node] != passed[node]), None)
+    barriers = set(filter(is_barrier, after))
+    passed_before, passed_now = _counted(before, barriers), _counted(after, barriers)
+    moved = [node for node in after if passed_now[node] != passed_before[node]]
+    return next(iter(moved), None)
 
 
 def _counted(

@@ -84,13 +84,12 @@ class PatternPass(GraphPass):
         """Rewrite every match, and return the number of matches."""
         matches, _ = matching.find(gm.graph, self._query())
         rewriting = _Rewriting(gm.graph, self._graphs[1])
-        count = 0
-        for match in self.chosen(matches):
+        chosen = list(self.chosen(matches))
+        for match in chosen:
             rewriting.replace(match)
-            count += 1
-        if count:
+        if chosen:
             order.sort(gm.graph)
-        return count
+        return len(chosen)
 
     def near_misses(self, gm: torch.fx.GraphModule) -> tuple[NearMiss, ...]:
         """Return the places where only a part of the pattern matches, with the reason for each.

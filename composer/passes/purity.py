@@ -70,7 +70,7 @@ def _is_pure_over_graphs(node: torch.fx.Node) -> bool:
     gm = node.graph.owning_module
     paths = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
     held = [attribute_at(gm, path) for path in paths]
-    modules = [each for each in held if isinstance(each, torch.nn.Module)]
+    modules = [value for value in held if isinstance(value, torch.nn.Module)]
     return bool(modules) and all(map(_is_pure_module, modules))
 
 

@@ -12,6 +12,7 @@ from composer import _torch
 from composer.graphs.nodes import described
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import SHARED_MODULES, GraphPass
+from composer.passes.metadata import layout
 from composer.passes.modes import NodeModes
 
 _DROPOUTS = frozenset(
@@ -57,22 +58,24 @@ class RemoveNoOps(GraphPass):
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Replace each no-op by its input."""
         aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
-        found = [node for node in gm.graph.nodes if _is_no_op(node, aliasing, modes)]
-        count = 0
-        for node in self.chosen(found):
+        no_ops = [node for node in gm.graph.nodes if _is_no_op(node, aliasing, modes)]
+        chosen = list(self.chosen(no_ops))
+        for node in chosen:
             node.replace_all_uses_with(_source(node))
             gm.graph.erase_node(node)
-            count += 1
-        return count
+        return len(chosen)
 
 
 def _is_no_op(node: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool:
     source = _source(node)
-    if source is None or not _look_the_same(node, source):
+    if source is None:
+        return False
+    value, result = source.meta.get("val"), node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or described(value) != described(result):
         return False
     if _returns_its_input(node):
         return True
-    if not modes.keeps_grad(node) or _offset(node) != _offset(source):
+    if not modes.keeps_grad(node) or layout(value) != layout(result):
         return False
     name = _torch.operators.operator_name(node.target)
     if name in _VIEWS:
@@ -88,11 +91,6 @@ def _source(node: torch.fx.Node) -> Any:
     if isinstance(first, list | tuple) and len(first) == 1:
         (first,) = first
     return first if isinstance(first, torch.fx.Node) else None
-
-
-def _look_the_same(node: torch.fx.Node, source: torch.fx.Node) -> bool:
-    value, result = source.meta.get("val"), node.meta.get("val")
-    return isinstance(value, torch.Tensor) and described(value) == described(result)
 
 
 def _returns_its_input(node: torch.fx.Node) -> bool:
@@ -126,7 +124,3 @@ def _copies(node: torch.fx.Node, name: str) -> bool:
 
 def _is_number(value: Any, number: int) -> bool:
     return type(value) in (int, float) and value == number
-
-
-def _offset(node: torch.fx.Node) -> str:
-    return str(node.meta["val"].storage_offset())

@@ -145,10 +145,11 @@ class Walk:
 
     def _is_symbolic(self, node: torch.fx.Node) -> bool:
         """True if a call computes with sizes only: no ATen operator and no tensors."""
-        values = [each.meta.get(self._key) for each in (node, *node.all_input_nodes)]
+        if node.kwargs or isinstance(node.target, _torch.operators.OpOverload):
+            return False
         numbers = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
-        is_operator = isinstance(node.target, _torch.operators.OpOverload) or node.kwargs
-        return not is_operator and all(isinstance(value, numbers) for value in values)
+        values = [each.meta.get(self._key) for each in (node, *node.all_input_nodes)]
+        return all(isinstance(value, numbers) for value in values)
 
     def emit(
         self, op: str, target: Any, args: Any, kwargs: dict[str, Any], meta: dict[str, Any]
@@ -161,30 +162,28 @@ class Walk:
         node = self._node
         args, kwargs = _to_nodes(args), _to_nodes(kwargs)
         if node not in self._kept and (op, target) == (node.op, node.target):
-            stale = self._keep(node, args, kwargs)
+            is_stale = self._keep(node, args, kwargs)
         else:
             with self._gm.graph.inserting_after(self._cursor):
                 node = self._gm.graph.create_node(op, target, args, kwargs)
             self._new.append(node)
-            stale = True
+            is_stale = True
         self._cursor = node
         node.meta.update(meta)
-        if stale and self._recompute(node):
-            self._moved.add(node)
+        if is_stale:
+            with metadata.evaluating(self._mode):
+                moved = metadata.recompute(self._gm, node, self._key, self._mode)
+            if moved:
+                self._moved.add(node)
         return Value(node, node.meta.get(self._key))
-
-    def _recompute(self, node: torch.fx.Node) -> bool:
-        with metadata.evaluating(self._mode):
-            return metadata.recompute(self._gm, node, self._key, self._mode)
 
     def _keep(self, node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
         """Set the node's arguments. Returns true if its fake value may have changed."""
         self._kept.add(node)
-        changed = frozen((node.args, node.kwargs)) != frozen((args, kwargs))
-        if changed:
+        if frozen((node.args, node.kwargs)) != frozen((args, kwargs)):
             node.args, node.kwargs = args, kwargs
-        reads_new = not self._moved.isdisjoint(node.all_input_nodes)
-        return changed or reads_new or self._key not in node.meta
+            return True
+        return self._key not in node.meta or not self._moved.isdisjoint(node.all_input_nodes)
 
     def _undo(self, node: torch.fx.Node, args: Any, kwargs: Any, meta: dict[str, Any]) -> None:
         node.args, node.kwargs, node.meta = args, kwargs, meta
@@ -196,8 +195,9 @@ class Walk:
 
 def _last_input(graph: torch.fx.Graph) -> torch.fx.Node:
     """Return the last placeholder, or the first node if there is no placeholder."""
-    first: torch.fx.Node = next(iter(graph.nodes))
-    return [first, *graph.find_nodes(op="placeholder")][-1]
+    first = next(iter(graph.nodes))
+    nodes: list[torch.fx.Node] = [first, *graph.find_nodes(op="placeholder")]
+    return nodes[-1]
 
 
 def _to_nodes(arguments: Any) -> Any:

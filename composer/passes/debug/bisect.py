@@ -85,8 +85,11 @@ def bisect(
         UnknownNameError, OptionError: An entry of ``passes`` is wrong.
     """
     shared = shared_passes(passes)
-    given = [*shared.passes, *([shared.partitioner] if shared.partitioner else [])]
-    ordered = tuple(sorted(given, key=_position))
+    given: list[Any] = list(shared.passes)
+    if shared.partitioner:
+        given.append(shared.partitioner)
+    stages = list(Stage)
+    ordered = tuple(sorted(given, key=lambda each: stages.index(_stage(each))))
     program = Program(fn, args, kwargs or {})
     eager = program.run()
     itself = deviation(program.run(), eager, tolerance)
@@ -99,10 +102,6 @@ def bisect(
             return search.culprit()
     finally:
         torch.compiler.reset()
-
-
-def _position(each: Any) -> int:
-    return list(Stage).index(_stage(each))
 
 
 def _stage(each: Any) -> Stage:

@@ -81,7 +81,10 @@ def check(
         UnknownNameError, OptionError: ``my_pass`` is not a pass.
     """
     (each,) = shared_passes([my_pass]).passes
-    given = [(_title(fn), Program(fn, args, kwargs or {}))] if fn else programs()
+    given = programs()
+    if fn is not None:
+        title = getattr(fn, "__qualname__", type(fn).__qualname__)
+        given = iter([(title, Program(fn, args, kwargs or {}))])
     findings = Findings()
     examine(each, findings)
     try:
@@ -96,17 +99,13 @@ def check(
     return _verdict(each, findings)
 
 
-def _title(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__qualname__", type(fn).__qualname__)
-
-
 def _verdict(each: GraphPass, findings: Findings) -> PassCheck:
     if findings.errors:
-        rules = ", ".join(findings.errors)
-        errors = list(findings.errors.values())
-        found = (", ".join((str(e), *getattr(e, "__notes__", ()))) for e in errors)
-        lines = (f"pass {each.name!r} breaks the rules: {rules}", *(f"- {line}" for line in found))
-        raise PassCheckError("\n".join(lines), errors)
+        lines = [f"pass {each.name!r} breaks the rules: {', '.join(findings.errors)}"]
+        for error in findings.errors.values():
+            notes = getattr(error, "__notes__", ())
+            lines.append("- " + ", ".join((str(error), *notes)))
+        raise PassCheckError("\n".join(lines), list(findings.errors.values()))
     if not findings.changed:
         findings.advise("it changed no graph here; give check a program that it is meant for")
     elif not findings.taken and not isinstance(each, FunctionPass):

@@ -140,8 +140,11 @@ def deviation(
     if list(got) != list(expected):
         what = f"{list(got)} instead of {list(expected)}"
         return Deviation("number of values", math.nan, math.nan, what)
-    found = (_deviation(name, got[name], value, bounds) for name, value in expected.items())
-    return next(filter(None, found), None)
+    for name, value in expected.items():
+        found = _deviation(name, got[name], value, bounds)
+        if found is not None:
+            return found
+    return None
 
 
 def _deviation(name: str, got: Any, expected: Any, bounds: dict[str, Any]) -> Deviation | None:

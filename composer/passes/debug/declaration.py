@@ -89,11 +89,14 @@ def _other_value(value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, enum.Enum):
-        return next((each for each in type(value) if each is not value), None)
+        others = [member for member in type(value) if member is not value]
+        return next(iter(others), None)
     if isinstance(value, int | float):
         return value + 1
     if isinstance(value, str):
         return f"{value}_"
+    if isinstance(value, tuple):
+        return (*value, "other")
     if isinstance(value, torch.dtype):
         return torch.float64 if value is torch.float32 else torch.float32
-    return (*value, "other") if isinstance(value, tuple) else None
+    return None
