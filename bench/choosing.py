@@ -36,7 +36,7 @@ from composer.chain import select
 from composer.chain.attempt import try_candidate
 from composer.chain.candidates import entries_of
 from composer.graphs import capture, keys
-from composer.passes.late import LatePasses
+from composer.passes.within_aotautograd import LatePasses
 from composer.policy import Cache, Policy
 from composer.records import GraphRequest
 

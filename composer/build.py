@@ -20,7 +20,7 @@ from composer.records import Reason, Status
 from composer.system.subprocesses import NONE, Limits
 
 if TYPE_CHECKING:
-    from composer.passes.late import LatePasses
+    from composer.passes.within_aotautograd import LatePasses
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from composer.backends.base import Backend, Build, BuildRequest
 from composer.backends.inductor_hooks import hooks
 from composer.errors import OptionError
 from composer.graphs.keys import graph_key
-from composer.passes.late import LatePasses
+from composer.passes.within_aotautograd import LatePasses
 from composer.records import Stage
 from composer.registry import did_you_mean
 

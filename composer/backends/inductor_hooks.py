@@ -10,7 +10,7 @@ import torch.fx
 from composer import _torch
 from composer.backends.inductor_records import FORMAT
 from composer.errors import refuse
-from composer.passes.late import LatePasses
+from composer.passes.within_aotautograd import LatePasses
 from composer.records import Reason, Stage, Status
 
 _SLOTS = {

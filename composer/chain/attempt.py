@@ -41,7 +41,7 @@ from composer.graphs import clones, sharing, writes
 from composer.graphs.comparison import Bounds
 from composer.graphs.modes import leaving_modes
 from composer.lowering.each import compile_each
-from composer.passes import late
+from composer.passes.within_aotautograd import LatePasses
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
 from composer.system import control_flow
 from composer.system.memory import lacks_memory
@@ -60,7 +60,7 @@ class _Trial:
 
     request: GraphRequest
     entry: ChainEntry
-    passes: late.LatePasses
+    passes: LatePasses
     vote: ranks.Vote
     made: dict[str, object] | None
     facts: BuildFacts
@@ -71,7 +71,7 @@ class _Trial:
 def try_candidate(
     request: GraphRequest,
     entry: ChainEntry,
-    passes: late.LatePasses,
+    passes: LatePasses,
     vote: ranks.Vote = ranks.NOBODY,
     in_fp32: int = 0,
     *,

@@ -9,8 +9,8 @@ from composer import _torch
 from composer.errors import PassError
 from composer.graphs import checkpoints, clones, sharing
 from composer.lowering.each import compile_each
-from composer.passes import late
 from composer.passes.resolve import SharedPasses
+from composer.passes.within_aotautograd import LatePasses
 from composer.records import EAGER, GraphRequest, PassRecord
 from composer.system import control_flow
 
@@ -23,11 +23,11 @@ def make_fallback(
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    passes = late.LatePasses(shared, EAGER)
+    passes = LatePasses(shared, EAGER)
     return _fallback(request, passes), passes.records
 
 
-def _fallback(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]:
+def _fallback(request: GraphRequest, passes: LatePasses) -> Callable[..., Any]:
     """Return the graph's own forward or, with later passes, that of AOTAutograd's graphs.
 
     If AOTAutograd cannot make its graphs, the passes are recorded as not run.

@@ -21,7 +21,7 @@ from composer.graphs import clones, collectives, low_precision, writes
 from composer.lowering.partition.regions import Region
 from composer.lowering.weights.narrow import Copy, NarrowWeights
 from composer.lowering.weights.watchable import watchable
-from composer.passes import early
+from composer.passes import before_autograd
 from composer.passes.canonical import to_aten
 from composer.passes.lower_precision import LowerPrecision, casts_in, products_of
 from composer.passes.resolve import SharedPasses
@@ -142,7 +142,7 @@ def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
 
 def _rewrite(request: GraphRequest, in_fp32: int) -> Rewritten | str:
     passes = SharedPasses((LowerPrecision(in_fp32),))
-    rewritten, (record,) = early.rewrite(request, passes, _copy_at_aten)
+    rewritten, (record,) = before_autograd.rewrite(request, passes, _copy_at_aten)
     if record.error:
         return record.error
     if not record.matches:

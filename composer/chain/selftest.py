@@ -25,7 +25,7 @@ from composer.chain.attempt import try_candidate
 from composer.chain.candidates import ChainEntry, entries_of
 from composer.errors import first_line, refuse
 from composer.graphs import capture
-from composer.passes.late import LatePasses
+from composer.passes.within_aotautograd import LatePasses
 from composer.policy import Cache, Candidate, Policy, Verify
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
 from composer.system import distribution, hardware

@@ -16,8 +16,8 @@ from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import make_fallback
 from composer.chain.select import choice, remembered, verdicts
 from composer.errors import CandidateError, ChainExhausted
-from composer.passes import late
 from composer.passes.resolve import SharedPasses
+from composer.passes.within_aotautograd import LatePasses
 from composer.records import Attempt, GraphRequest, Outcome, Status
 
 E = TypeVar("E", bound=BaseException)
@@ -60,7 +60,7 @@ def walk(
 
         def trial(place: int, in_fp32: int = 0) -> choice.Tried:
             entry = entries[place]
-            passes = late.LatePasses(shared, entry.candidate.name)
+            passes = LatePasses(shared, entry.candidate.name)
             with session.current().progress.step(request, entry.candidate.name):
                 tried = try_candidate(
                     request,

@@ -30,7 +30,7 @@ from composer.lowering.weights.statistics import (
     witness_of,
 )
 from composer.lowering.weights.watchable import watchable
-from composer.passes import late
+from composer.passes.within_aotautograd import LatePasses
 from composer.records import Reason, Stage, Status
 
 _CPU = torch.device("cpu")
@@ -210,7 +210,7 @@ def through_aot(
     example_inputs: Sequence[Any],
     compiler: Compiler,
     decompositions: dict[Any, Callable[..., Any]],
-    passes: late.LatePasses | None = None,
+    passes: LatePasses | None = None,
 ) -> Callable[..., Any]:
     """Run AOTAutograd on a captured graph, with the shared passes of the stages within it.
 
@@ -221,7 +221,7 @@ def through_aot(
         decompositions: Operators to decompose while the graph is made functional.
         passes: The shared passes; ``None`` for none.
     """
-    passes = passes or late.LatePasses()
+    passes = passes or LatePasses()
 
     def run_all(stage: Stage, functional: torch.fx.GraphModule, *, inference: bool) -> None:
         for last in (False, True):

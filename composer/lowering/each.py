@@ -14,7 +14,7 @@ import torch.fx
 from composer import _torch
 from composer.lowering.aot import GraphKind, through_aot
 from composer.lowering.trial import placeholder_values
-from composer.passes.late import LatePasses
+from composer.passes.within_aotautograd import LatePasses
 
 Compile = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 

@@ -647,13 +647,13 @@ def test_passes_of_the_user_come_first_and_the_floor_stays() -> None:
 def test_graph_is_rewritten_once_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """For all candidates, at run time too; nothing keeps the captured graph alive for that."""
     rewrites: list[weakref.ref[torch.fx.GraphModule]] = []
-    rewrite = precision.early.rewrite
+    rewrite = precision.before_autograd.rewrite
 
     def counting(request: Any, *how: Any, **more: Any) -> Any:
         rewrites.append(weakref.ref(request.gm))
         return rewrite(request, *how, **more)
 
-    monkeypatch.setattr(precision.early, "rewrite", counting)
+    monkeypatch.setattr(precision.before_autograd, "rewrite", counting)
     chain = [Spy("a"), Spy("b"), Spy("c")]
     options = {"precision": {"mode": "auto", "max_error": 1e-9}}
     with torch.no_grad():

@@ -15,8 +15,8 @@ from composer.chain.eager_fallback import make_fallback
 from composer.chain.sandbox import parcel
 from composer.errors import ComposerError, Refusal, first_line, text_of
 from composer.graphs import capture
-from composer.passes.late import LatePasses
 from composer.passes.resolve import SharedPasses
+from composer.passes.within_aotautograd import LatePasses
 from composer.policy import Cache, Candidate, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
 from composer.system import control_flow

@@ -17,8 +17,8 @@ from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import is_inexact
 from composer.graphs.nodes import attribute_at, graph_modules, value_of
 from composer.lowering.each import compile_each
-from composer.passes.late import LatePasses
 from composer.passes.resolve import SharedPasses
+from composer.passes.within_aotautograd import LatePasses
 from composer.records import EAGER, GraphRequest
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)

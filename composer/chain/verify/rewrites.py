@@ -20,7 +20,7 @@ from composer.chain.verify.against_eager import changing, verify
 from composer.errors import PassError, Refusal, text_of
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Bounds
-from composer.passes import early
+from composer.passes import before_autograd
 from composer.passes.base import GraphPass
 from composer.passes.resolve import SharedPasses
 from composer.passes.snapshot import Snapshot
@@ -43,7 +43,7 @@ def rewrite(request: GraphRequest, shared: SharedPasses, bounds: Bounds | None) 
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     check = None if bounds is None else _Check(request, bounds)
-    rewritten, records = early.rewrite(request, shared, check=check)
+    rewritten, records = before_autograd.rewrite(request, shared, check=check)
     rewritten = dataclasses.replace(rewritten, rewritten_by=changing(records))
     if check is None:
         return rewritten, shared, records
