@@ -5,8 +5,7 @@ passes by name, by ``"module:Class"``, or as objects. ``docs/how-to/write-a-pass
 
 Writing a pass: :mod:`~composer.passes.base` defines the interface. Three base classes make a pass
 shorter: :mod:`~composer.passes.pattern` (it finds matches with :mod:`~composer.passes.matching`),
-:mod:`~composer.passes.interpreter` (a :mod:`~composer.passes.walk` over the graph) and
-:mod:`~composer.passes.function`.
+:mod:`~composer.passes.interpreter` and :mod:`~composer.passes.function`.
 
 Running passes: :mod:`~composer.passes.resolve` reads the policy's list, and has the table of
 composer's own passes, which have one module each. :mod:`~composer.passes.before_autograd` runs the
