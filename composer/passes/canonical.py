@@ -43,7 +43,8 @@ def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx
     traced = _torch.canonical.capture_aten(run, given)
     placeholders = traced.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, given, strict=True):
-        _carry_requires_grad(value, node.meta["val"])
+        if isinstance(value, torch.Tensor):  # tracing does not keep requires_grad
+            node.meta["val"].requires_grad_(value.requires_grad)
     for node, name in zip(placeholders, state, strict=False):
         _make_attribute(node, name)
     captured = gm.graph.find_nodes(op="placeholder")
@@ -94,12 +95,6 @@ class _InRegions(torch.fx.Interpreter):
         metadata.follow(n, self._regions)
         torch.set_autocast_cache_enabled(False)  # a cast from the cache would not be recorded
         return None
-
-
-def _carry_requires_grad(value: Any, fake: Any) -> None:
-    """Copy ``requires_grad`` to a fake value, since tracing does not keep it."""
-    if isinstance(value, torch.Tensor):
-        fake.requires_grad_(value.requires_grad)
 
 
 def _make_attribute(node: torch.fx.Node, name: str) -> None:

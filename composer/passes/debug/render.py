@@ -77,7 +77,7 @@ def as_python(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
     body = "\n\n".join((*classes, _inputs(graph, key)))
     imports, stubs = [], []
     for name, value in sorted(names.items()):
-        if not _is_used(name, body):
+        if not re.search(rf"(?<![\w.]){name}\b", body):  # it is not used
             continue
         line = _import(name, value)
         if line:
@@ -145,10 +145,6 @@ def _number(size: Any) -> Any:
     """Return a symbol's value in the first call; 1 if it depends on data."""
     known = _torch.symbols.hint(size)
     return 1 if known is None else known
-
-
-def _is_used(name: str, text: str) -> bool:
-    return re.search(rf"(?<![\w.]){name}\b", text) is not None
 
 
 def _import(name: str, value: Any) -> str:
