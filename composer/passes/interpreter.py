@@ -116,11 +116,8 @@ class _Walk:
     """Visits every node once, in order.
 
     An operation that is emitted unchanged keeps its node. Its fake value then need not be computed
-    again, and a data-dependent symbol stays the same symbol.
-
-    Args:
-        methods: The pass. One of its methods is called for each node, by the kind of the node.
-        gm: The graph; every node has its fake value.
+    again, and a data-dependent symbol stays the same symbol. ``methods`` is the pass: for each node
+    one of its methods is called, by the kind of the node.
     """
 
     def __init__(self, methods: InterpreterPass, gm: torch.fx.GraphModule) -> None:

@@ -44,10 +44,7 @@ def moved_across(
 ) -> torch.fx.Node | None:
     """Return the first node that moved across a barrier, or ``None``.
 
-    Args:
-        before: The nodes in their old order.
-        after: The nodes in their new order.
-        is_barrier: True for a node that other nodes must not be moved across.
+    A barrier is a node that other nodes must not be moved across.
     """
     if before == after:
         return None

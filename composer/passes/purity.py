@@ -110,8 +110,8 @@ def is_function(node: torch.fx.Node) -> bool:
 def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:
     """Erase pure nodes without users, also in nested graphs. Returns true if it erased any.
 
-    ``Graph.eliminate_dead_code`` of torch 2.15 is not used: it does not ask ``is_impure_node`` in
-    nested graphs, and drops methods that write there.
+    ``Graph.eliminate_dead_code`` is not used: in nested graphs (pytorch/pytorch#152772) it does not
+    ask the given ``is_impure_node``, and drops methods that write (torch 2.13 and 2.15).
     """
     count = len(gm.graph.nodes)
     for node in reversed(gm.graph.nodes):

@@ -220,11 +220,11 @@ def _mistakes_in(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TypeError, ValueError) as error:
-        raise OptionError(f"pass {name!r}: {text_of(error)}") from error
     except BaseException as error:
         control_flow.pass_on(error)
-        raise OptionError(f"pass {name!r}: {error_line(error)}") from error
+        is_plain = isinstance(error, TypeError | ValueError)
+        why = text_of(error) if is_plain else error_line(error)
+        raise OptionError(f"pass {name!r}: {why}") from error
 
 
 def _with_a_stage(found: Any) -> Any:

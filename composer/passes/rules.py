@@ -72,13 +72,7 @@ class Interface:
 def enforce(
     gm: torch.fx.GraphModule, stage: Stage | str, before: Snapshot, promised: Interface
 ) -> None:
-    """Sort the nodes, update the fake values, and check the rules.
-
-    Args:
-        gm: The graph after the pass.
-        stage: The stage of the pass.
-        before: The graph before the pass.
-        promised: The inputs and outputs that the graph must have.
+    """Sort the nodes, update the fake values, and check the rules after a pass.
 
     Raises:
         Broken: A rule does not hold; it names the first one.

@@ -58,11 +58,7 @@ class Folder:
     def write(self, each: GraphPass, candidate: str, before: Snapshot, after: Snapshot) -> None:
         """Write a graph from before and after a pass, and the difference.
 
-        Args:
-            each: The pass.
-            candidate: The candidate that the graph is made for; empty before all candidates.
-            before: The graph before the pass.
-            after: The graph after the pass.
+        ``candidate`` is empty at the stages before all candidates.
         """
         try:
             with self._lock:

@@ -65,12 +65,7 @@ if __name__ == "__main__":
 def as_python(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
     """Return a Python file with ``class Graph``, a function ``inputs()``, and ``main()``.
 
-    ``inputs()`` makes inputs with the graph's shapes and dtypes.
-
-    Args:
-        snapshot: The graph.
-        stage: Its stage.
-        title: The docstring of the file.
+    ``inputs()`` makes inputs with the graph's shapes and dtypes. ``title`` becomes the docstring.
     """
     graph, key, names = snapshot.copy, key_at(stage), {"torch": torch}
     classes = list(_classes("Graph", graph, snapshot.module(), key, names))
