@@ -127,7 +127,8 @@ class _Walk:
         self._results: dict[torch.fx.Node, Any] = {}
         self._kept: set[torch.fx.Node] = set()
         self._moved: set[torch.fx.Node] = set()
-        self._inputs_end = _last_input(gm.graph)
+        first = next(iter(gm.graph.nodes))
+        self._inputs_end: torch.fx.Node = [first, *gm.graph.find_nodes(op="placeholder")][-1]
 
     def run(self) -> int:
         """Visit all nodes, and erase the nodes that were replaced.
@@ -253,13 +254,6 @@ class _Walk:
             self._gm.graph.erase_node(new)
         self._kept.discard(node)
         self._moved.difference_update({node, *self._new})
-
-
-def _last_input(graph: torch.fx.Graph) -> torch.fx.Node:
-    """Return the last placeholder, or the first node if there is no placeholder."""
-    first = next(iter(graph.nodes))
-    nodes: list[torch.fx.Node] = [first, *graph.find_nodes(op="placeholder")]
-    return nodes[-1]
 
 
 def _to_nodes(arguments: Any) -> Any:

@@ -54,8 +54,7 @@ class Query:
     @property
     def returned(self) -> list[torch.fx.Node]:
         """The nodes that the pattern returns."""
-        (output,) = self.graph.find_nodes(op="output")
-        return list(output.all_input_nodes)
+        return list(self.graph.output_node().all_input_nodes)
 
     @property
     def anchors(self) -> list[torch.fx.Node]:

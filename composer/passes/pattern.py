@@ -185,6 +185,5 @@ def _parameters(graph: torch.fx.Graph) -> list[torch.fx.Node]:
 
 
 def _returned(graph: torch.fx.Graph) -> list[Any]:
-    (output,) = graph.find_nodes(op="output")
-    value = output.args[0]
+    value = graph.output_node().args[0]
     return list(value) if isinstance(value, list | tuple) else [value]

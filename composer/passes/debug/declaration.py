@@ -67,7 +67,7 @@ def _examine_uuid(each: GraphPass, findings: Findings) -> None:
     if isinstance(each, FunctionPass):
         return
     for field in fields_of(each):
-        other = _other_value(getattr(each, field.name)) if field.init else None
+        other = _other_value(getattr(each, field.name))
         changed = None if other is None else _replaced(each, field.name, other)
         if changed is None:
             findings.advise(f"whether its uuid covers {field.name!r} was not tried")
