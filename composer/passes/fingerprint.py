@@ -237,12 +237,9 @@ def _text(value: Any) -> str:
 
 
 def _class_text(cls: type) -> str:
-    """Return a text of a class's name and file; without a file, of its source, members and bases.
-
-    For a built-in class it is the name alone.
-    """
+    """Return a class's name and file as text; without a file, its source, members and bases."""
     text = f"{cls.__module__}.{cls.__qualname__}{file_of(cls)}"
-    if file_of(cls) or "__module__" not in vars(cls):
+    if file_of(cls) or "__module__" not in vars(cls):  # built-in classes have no source
         return text
     return text + _source(cls) + _text([_members(cls), cls.__bases__])
 
