@@ -198,7 +198,7 @@ def test_parameters_that_other_ranks_update_are_seen() -> None:
 
     tensors = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
     optimizer = ZeroRedundancyOptimizer(tensors, torch.optim.SGD, lr=0.1)
-    bound = by_address.BoundWeights(dict(enumerate(tensors)), {}, 2)
+    bound = by_address.BoundWeights(dict(enumerate(tensors)), {})
     optimizer.step()
     assert bound.changed(tensors) == {0, 1}
 
@@ -336,7 +336,7 @@ def test_another_object_of_equal_value_has_another_identity(monkeypatch, in_a_ro
 def test_a_witness_of_several_weights_is_looked_at_once() -> None:
     """And tells of all of them."""
     tensors, witness = {0: torch.ones(3), 1: torch.ones(3)}, torch.zeros(())
-    bound = by_address.BoundWeights(tensors, dict.fromkeys(tensors, witness), 2)
+    bound = by_address.BoundWeights(tensors, dict.fromkeys(tensors, witness))
     assert bound.unchanged((*tensors.values(),))
     witness.add_(1)
     assert not bound.unchanged((*tensors.values(),))
@@ -403,7 +403,7 @@ def test_parts_that_nobody_has_the_whole_of_are_bound() -> None:
 def test_memory_of_what_is_bound_is_not_given_to_other_values() -> None:
     """They would lie at the old address. Memory of that size has pages of its own."""
     weight = torch.nn.Parameter(torch.randn(4096, 4096))
-    bound, address = by_address.BoundWeights({0: weight}, {}, 1), weight.data_ptr()
+    bound, address = by_address.BoundWeights({0: weight}, {}), weight.data_ptr()
     weight.data = torch.empty(0)
     weight.data = torch.randn(4096, 4096)
     assert weight.data_ptr() != address
@@ -530,7 +530,7 @@ def test_elements_are_compared_for_a_share_of_the_time(monkeypatch) -> None:
     """All samples of the process together."""
     clock = iter([0.0, 1.0, 1.5, 101.4, 101.6, 200.0, 201.0, 1000.9, 1001.1])
     monkeypatch.setattr(samples.time, "perf_counter", lambda: next(clock))
-    found = samples.Samples([torch.nn.Parameter(torch.ones(3))])
+    found = samples.Samples({0: torch.nn.Parameter(torch.ones(3))})
     assert found.changed(others=0) == frozenset()  # from 1.0 to 1.5: a hundred seconds to go
     assert (found.is_due(), found.is_due()) == (False, True)
     assert found.changed(others=3) == frozenset()  # a second, and four to share
@@ -546,7 +546,7 @@ def test_elements_are_read_of_any_dense_tensor(dtype, shape) -> None:
         weight = weight.contiguous(memory_format=torch.channels_last)
     weight = torch.nn.Parameter(weight, requires_grad=False)
     conjugate = torch.zeros(4, dtype=torch.complex64).conj()
-    found = samples.Samples([torch.zeros(8, 8)[:, :3], conjugate, weight])
+    found = samples.Samples({0: torch.zeros(8, 8)[:, :3], 1: conjugate, 2: weight})
     assert found.changed(others=0) == frozenset()
     weight.data.fill_(1)
     assert found.changed(others=0) == {2}

@@ -83,22 +83,22 @@ class BindingEngine(ABC, Generic[T]):
 
     def bind_first(self, region: Region) -> T:
         """Take in the region's own weights. To be called once, before the first call."""
-        given = tuple(region.weights.values())
+        weights = tuple(region.weights.values())
         witnesses = {i: region.witnesses[self._positions[i]] for i in self._witnessed}
-        first = self._bind(given, self._members(given, witnesses))
-        self._sets[identities(given)] = first
-        self._weightless = None if given else first
+        first = self._bind(weights, self._members(weights, witnesses))
+        self._sets[identities(weights)] = first
+        self._weightless = None if weights else first
         return first.made
 
     def _made_for(self, args: tuple[Any, ...]) -> T:
         """Return the object for the weights among these arguments, with their present values."""
         if self._weightless is not None:
             return self._weightless.made
-        given = self._pick(args)
-        held = self._sets.get(identities(given))
-        if held is None or not held.weights.unchanged(given):
+        weights = self._pick(args)
+        held = self._sets.get(identities(weights))
+        if held is None or not held.weights.unchanged(weights):
             with self._lock:
-                held = self._renewed(given)
+                held = self._renewed(weights)
         return held.made
 
     def _drop_all(self, made: T) -> None:
@@ -111,52 +111,52 @@ class BindingEngine(ABC, Generic[T]):
             self._sets.clear()
             self._unbound = self._weightless = None
 
-    def _renewed(self, given: tuple[torch.Tensor, ...]) -> Held[T]:
+    def _renewed(self, weights: tuple[torch.Tensor, ...]) -> Held[T]:
         """Return an object with the present values. The model is not exported again."""
-        key = identities(given)
+        key = identities(weights)
         held = self._sets.get(key)
         if held is None:
-            return self._met(key, given)
-        changed = held.weights.changed(given)
+            return self._made_first(key, weights)
+        changed = held.weights.changed(weights)
         if changed or held.weights.expired:
             held.members.changes.update(changed)
             found = held.weights.found
-            held = self._sets[key] = self._bind(given, held.members, found)
+            held = self._sets[key] = self._bind(weights, held.members, found)
         return held
 
-    def _met(self, key: Hashable, given: tuple[torch.Tensor, ...]) -> Held[T]:
+    def _made_first(self, key: Hashable, weights: tuple[torch.Tensor, ...]) -> Held[T]:
         """Return an object for a set of weights that has none yet."""
         if len(self._sets) >= _SETS:
             return self._without_weights()
         members = self._waiting.get(key)
         if members is None:
-            found = find_witnesses({i: given[i] for i in self._witnessed})
+            found = find_witnesses({i: weights[i] for i in self._witnessed})
             witnesses = {i: each for i, each in found.items() if each is not None}
-            members = self._waiting[key] = self._members(given, witnesses)
+            members = self._waiting[key] = self._members(weights, witnesses)
         members.calls += 1
         if self._died >= _RESTLESS and members.calls < _PROOF:
             return self._without_weights()
-        held = self._sets[key] = self._bind(given, members)
+        held = self._sets[key] = self._bind(weights, members)
         self._waiting.pop(key, None)
         return held
 
     def _members(
-        self, given: tuple[torch.Tensor, ...], witnesses: Mapping[int, torch.Tensor]
+        self, weights: tuple[torch.Tensor, ...], witnesses: Mapping[int, torch.Tensor]
     ) -> WeightSet:
         """Return the weights as a set that the engine forgets when one of them dies.
 
         A weight may die at any moment, in any thread and while the lock is held. So ``forget``
         takes no lock.
         """
-        key, this = identities(given), weakref.ref(self)
+        key, reference = identities(weights), weakref.ref(self)
 
         def forget(_: object) -> None:
-            engine = this()
+            engine = reference()
             if engine is not None:
                 engine._waiting.pop(key, None)
                 engine._died += engine._sets.pop(key, None) is not None
 
-        return WeightSet(given, witnesses, forget)
+        return WeightSet(weights, witnesses, forget)
 
     def _without_weights(self) -> Held[T]:
         """Return the object that takes all weights as inputs."""
@@ -165,19 +165,15 @@ class BindingEngine(ABC, Generic[T]):
         return self._unbound
 
     def _bind(
-        self, given: tuple[torch.Tensor, ...], members: WeightSet, found: Found | None = None
+        self, weights: tuple[torch.Tensor, ...], members: WeightSet, found: Found | None = None
     ) -> Held[T]:
-        witnessed = members.witnesses.keys()
-        weights = watchable(
-            {
-                i: each
-                for i, each in enumerate(given)
-                if members.changes[i] < self._changes_allowed
-                and (i in witnessed or i not in self._witnessed)
-            }
-        )
+        allowed = {i: each for i, each in enumerate(weights) if self._may_bind(i, members)}
+        bound = watchable(allowed)
         # The state of the weights is read before their values: a write in between is then seen.
-        size = len(given)
-        state = BoundWeights(weights, members.witnesses, size, sampled=True, found=found)
-        held = {self._positions[i]: each for i, each in weights.items()} | self._constants
-        return Held(self._make(held), members, state)
+        state = BoundWeights(bound, members.witnesses, sampled=True, found=found)
+        values = {self._positions[i]: each for i, each in bound.items()} | self._constants
+        return Held(self._make(values), members, state)
+
+    def _may_bind(self, i: int, members: WeightSet) -> bool:
+        lacks_witness = i in self._witnessed and i not in members.witnesses
+        return not lacks_witness and members.changes[i] < self._changes_allowed

@@ -55,7 +55,7 @@ def _state(weight: torch.Tensor) -> BoundWeights:
 
     Call it before the values are read: a write while they are read is then seen.
     """
-    return BoundWeights({0: weight}, {}, 1)
+    return BoundWeights({0: weight}, {})
 
 
 def _layout(weight: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
@@ -131,8 +131,8 @@ class NarrowWeights(BindingEngine[dict[int, Copy]]):
         def at(i: int) -> torch.Tensor:
             return copies[i].values if i in copies else narrowed(args[i])
 
-        given = list(args)
+        inputs = list(args)
         for i in self._places:
-            given[i] = at(i)
-        given.extend(map(at, self._more))
-        return self._run(*given)
+            inputs[i] = at(i)
+        inputs.extend(map(at, self._more))
+        return self._run(*inputs)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -52,46 +52,49 @@ class Samples:
     """Elements of weights in the host's memory, read without a copy of the weight.
 
     Args:
-        weights: The weights. Those on other devices, or with gaps, are left out.
+        weights: The weights by index. Those on other devices, or with gaps, are left out.
     """
 
-    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
-        fit = [i for i, each in enumerate(weights) if _is_readable(each)]
-        whole = [i for i in fit if are_compared_whole(weights[i])]
-        self._indices = tuple(i for i in fit if i not in whole)
-        self._views = [_spread(weights[i]) for i in self._indices]
-        self._kept = self._read()
-        self._whole = {i: _spread(weights[i], whole=True) for i in whole}
-        self._all = {i: view.tobytes() for i, view in self._whole.items()}
+    def __init__(self, weights: Mapping[int, torch.Tensor]) -> None:
+        self._spread: dict[int, Any] = {}
+        self._whole: dict[int, Any] = {}
+        for i, weight in weights.items():
+            if are_compared_whole(weight):
+                self._whole[i] = _elements(weight)
+            elif _is_readable(weight):
+                step = max(1, weight.numel() // _ELEMENTS)
+                self._spread[i] = _elements(weight, step)
+        self._spread_bytes = _read(self._spread)
+        self._whole_bytes = _read(self._whole)
         self._due = time.perf_counter()
 
     def are_whole_unchanged(self) -> bool:
         """True if no weight that is compared whole has changed."""
-        return {i: view.tobytes() for i, view in self._whole.items()} == self._all
+        return _read(self._whole) == self._whole_bytes
 
     def is_whole_changed(self, i: int) -> bool:
-        """True if the weight at this position is compared whole and has changed."""
-        return i in self._whole and self._whole[i].tobytes() != self._all[i]
+        """True if the weight at this index is compared whole and has changed."""
+        return i in self._whole and self._whole[i].tobytes() != self._whole_bytes[i]
 
     def is_due(self) -> bool:
         """True if enough time has passed since the last comparison."""
         return time.perf_counter() >= self._due
 
     def changed(self, others: int) -> frozenset[int]:
-        """Return the positions of the weights with a changed element.
+        """Return the indices of the weights, not compared whole, with a changed element.
 
         Args:
             others: Number of other ``Samples`` that share the time for comparisons.
         """
         started = time.perf_counter()
-        found = self._read()
+        present = _read(self._spread)
         ended = time.perf_counter()
         self._due = ended + (ended - started) * (others + 1) / _SHARE
-        triples = zip(self._indices, found, self._kept, strict=True)
-        return frozenset(i for i, now, then in triples if now != then)
+        return frozenset(i for i, old in self._spread_bytes.items() if present[i] != old)
 
-    def _read(self) -> list[bytes]:
-        return [each.tobytes() for each in self._views]
+
+def _read(arrays: Mapping[int, Any]) -> dict[int, bytes]:
+    return {i: array.tobytes() for i, array in arrays.items()}
 
 
 def warn() -> None:
@@ -104,28 +107,22 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _is_readable(weight: torch.Tensor) -> bool:
-    return (
-        _HAS_NUMPY
-        and weight.device.type == "cpu"
-        and not (weight.is_conj() or weight.is_neg())  # computed by torch at each read
-        and weight.itemsize in _WORDS
-        and _span(weight.shape, weight.stride()) == weight.numel()
-    )
+    """True if the weight lies in the host's memory without gaps, in words that NumPy has."""
+    is_computed_at_read = weight.is_conj() or weight.is_neg()
+    if not _HAS_NUMPY or weight.device.type != "cpu" or is_computed_at_read:
+        return False
+    sizes = zip(weight.shape, weight.stride(), strict=True)
+    span = 1 + sum((size - 1) * stride for size, stride in sizes)
+    return weight.itemsize in _WORDS and span == weight.numel()
 
 
-def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the number of elements between the first and the last, both included."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _spread(weight: torch.Tensor, *, whole: bool = False) -> Any:
-    """Return some or all elements of a dense tensor as a NumPy array that shares its memory.
+def _elements(weight: torch.Tensor, step: int = 1) -> Any:
+    """Return every ``step``-th element of a dense tensor as a NumPy array that shares its memory.
 
     The array is made by DLPack. After ``Tensor.numpy()`` the memory of the weight could not be
     resized any more (torch 2.13), and FSDP resizes it.
     """
     import numpy
 
-    count = weight.numel()
-    row = weight.detach().as_strided((count,), (1,)).view(_WORDS[weight.itemsize])
-    return numpy.from_dlpack(row if whole else row[:: max(1, count // _ELEMENTS)])
+    row = weight.detach().as_strided((weight.numel(),), (1,)).view(_WORDS[weight.itemsize])
+    return numpy.from_dlpack(row[::step])

@@ -19,11 +19,12 @@ import torch.fx
 
 from composer import _torch
 
-_STATISTICS = {
-    torch.ops.aten._native_batch_norm_legit_no_training.default: (3, 4),
-    torch.ops.aten.native_batch_norm.default: (3, 4),
-}
-"""Positions of the running mean and variance among the operators' arguments."""
+_NORMS = (
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
+    torch.ops.aten.native_batch_norm.default,
+)
+_MEAN_AND_VARIANCE = slice(3, 5)
+"""Positions of the running mean and variance among the arguments of these operators."""
 
 
 def statistics(gm: torch.fx.GraphModule) -> dict[int, bool]:
@@ -31,13 +32,16 @@ def statistics(gm: torch.fx.GraphModule) -> dict[int, bool]:
 
     The value is True if only the forward of a batch norm module reads the placeholder so.
     """
-    position = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     found: dict[int, bool] = {}
-    for target, indices in _STATISTICS.items():
-        for node in gm.graph.find_nodes(op="call_function", target=target):
-            for i in (position[node.args[at]] for at in indices if node.args[at] in position):
-                found[i] = found.get(i, True) and is_of_norm(node)
+    for i, placeholder in enumerate(gm.graph.find_nodes(op="placeholder")):
+        norms = [user for user in placeholder.users if _reads_statistic(user, placeholder)]
+        if norms:
+            found[i] = all(map(is_of_norm, norms))
     return found
+
+
+def _reads_statistic(node: torch.fx.Node, value: torch.fx.Node) -> bool:
+    return node.target in _NORMS and value in node.args[_MEAN_AND_VARIANCE]
 
 
 def is_of_norm(node: torch.fx.Node) -> bool:
@@ -61,7 +65,7 @@ def is_statistic_of(owner: object, buffer: torch.Tensor) -> bool:
     """True if the buffer is one of the owner's running statistics."""
     if not isinstance(owner, _torch.tensors.BATCH_NORMS):
         return False
-    return any(buffer is each for each in (owner.running_mean, owner.running_var))
+    return buffer is owner.running_mean or buffer is owner.running_var
 
 
 def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
@@ -81,14 +85,19 @@ def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Te
     """
     if not statistics:
         return {}
-    found: defaultdict[int, dict[int, torch.Tensor | None]] = defaultdict(dict)
     objects = gc.get_objects()
-    seen = set(map(id, objects))
-    hidden = {i: None for i, each in statistics.items() if id(each) not in seen}
-    for norm in (each for each in objects if issubclass(type(each), _torch.tensors.BATCH_NORMS)):
+    visible = set(map(id, objects))
+    norms = [each for each in objects if issubclass(type(each), _torch.tensors.BATCH_NORMS)]
+    witnesses: defaultdict[int, set[torch.Tensor | None]] = defaultdict(set)
+    for norm in norms:
         buffers = vars(norm).get("_buffers", {})
         for name in ("running_mean", "running_var"):
-            witness = buffers.get("num_batches_tracked")
-            found[id(buffers.get(name))][id(witness)] = witness
-    owned = {i: [*found[id(each)].values()] for i, each in statistics.items() if id(each) in found}
-    return {i: of[0] if len(of) == 1 else None for i, of in owned.items()} | hidden
+            witnesses[id(buffers.get(name))].add(buffers.get("num_batches_tracked"))
+    found: dict[int, torch.Tensor | None] = {}
+    for i, statistic in statistics.items():
+        if id(statistic) not in visible:
+            found[i] = None
+        elif id(statistic) in witnesses:
+            first, *others = witnesses[id(statistic)]
+            found[i] = None if others else first
+    return found

@@ -22,7 +22,7 @@ for each graph, and only if a weight is a part of a larger memory. Invariants:
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ import torch
 
 from composer import _torch
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def watchable(values: Mapping[int, Any]) -> dict[int, torch.Tensor]:
@@ -46,34 +46,39 @@ def watchable(values: Mapping[int, Any]) -> dict[int, torch.Tensor]:
     Args:
         values: Values by their index among the inputs of a graph.
     """
-    fit = {i: each for i, each in values.items() if _can_bind(each)}
-    parts = {i: each for i, each in fit.items() if each.untyped_storage().nbytes() > each.nbytes}
-    unseen = _within_others(parts) if parts else set()
-    return {i: each for i, each in fit.items() if i not in unseen}
+    tensors = {i: value for i, value in values.items() if _can_bind(value)}
+    parts = {i: tensor for i, tensor in tensors.items() if _is_part(tensor)}
+    for i in _within_others(parts):
+        del tensors[i]
+    return tensors
 
 
 def _can_bind(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and type(value) in _PLAIN
-        and value.layout is torch.strided
-        and not value.is_inference()
-        and value.numel() > 0
-        and not (value.device.type == "cpu" and value.untyped_storage().is_shared())
-    )
+    if type(value) not in _PLAIN or value.layout is not torch.strided:
+        return False
+    if value.is_inference() or not value.numel():
+        return False
+    return value.device.type != "cpu" or not value.untyped_storage().is_shared()
+
+
+def _is_part(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def _within_others(parts: Mapping[int, torch.Tensor]) -> set[int]:
     """Return the indices of parts of a larger tensor that the program may still write to."""
-    memories = {_torch.tensors.storage_id(each) for each in parts.values()}
+    if not parts:
+        return set()
     tensors = [each for each in gc.get_objects() if type(each) in _PLAIN]
-    known = {id(each) for each in tensors}
-    if any(id(each) not in known for each in parts.values()):
+    if not set(map(id, parts.values())) <= set(map(id, tensors)):
         return set(parts)
-    strided = [each for each in tensors if each.layout is torch.strided]
-    others = [_Span.of(each) for each in strided if _torch.tensors.storage_id(each) in memories]
-    spans = {i: _Span.of(each) for i, each in parts.items()}
-    return {i for i, span in spans.items() if any(span.is_within(other) for other in others)}
+    storages = set(map(_torch.tensors.storage_id, parts.values()))
+    spans = [_Span.of(tensor) for tensor in tensors if _lies_in(storages, tensor)]
+    return {i for i, part in parts.items() if any(map(_Span.of(part).is_within, spans))}
+
+
+def _lies_in(storages: Set[int], tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and _torch.tensors.storage_id(tensor) in storages
 
 
 @dataclass(frozen=True, slots=True)
