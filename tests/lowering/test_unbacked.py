@@ -201,7 +201,7 @@ def test_composers_own_operators_give_torchs_numbers() -> None:
 
 @upstream
 def test_torch_asks_logsumexp_for_a_size() -> None:
-    """When it does not, ``log_sum_exp`` in ``decompositions/attention.py`` can go (torch 2.13)."""
+    """When it does not, ``log_sum_exp`` in ``operators/attention.py`` can go (torch 2.15)."""
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Any:
         fake = next(node.meta["example_value"] for node in gm.graph.nodes if node.name == "l_x_")

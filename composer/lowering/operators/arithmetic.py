@@ -10,8 +10,14 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import tensors_of
-from composer.lowering.operators.entry import Operator, Operators, of_integers
+from composer.graphs.nodes import tensors_of, value_of
+from composer.lowering.operators.entry import (
+    Operator,
+    Operators,
+    is_integral,
+    numbers_of,
+    of_integers,
+)
 from composer.lowering.operators.layouts import lying_as_operands
 from composer.lowering.operators.pointwise import held, is_symbol, of_floats, sign
 
@@ -48,16 +54,16 @@ def entries() -> Operators:
 def remainder(a: Any, b: Any) -> Any:
     """``aten.remainder``; a Python number is first rounded to the tensor's dtype, as in eager."""
     is_half = isinstance(a, torch.Tensor) and a.dtype.itemsize <= 2
-    return _remainder(held(a, b), held(b, a) if is_half or is_symbol(b) else b)
+    divisor = held(b, a) if is_half or is_symbol(b) else b
+    return _remainder(held(a, b), divisor)
 
 
 def are_integers(a: Any, b: Any) -> bool:
     """True if ``a`` is a tensor of integers and ``b`` a nonzero ``int`` that its dtype can hold."""
-    is_tensor = isinstance(a, torch.Tensor) and a.dtype is not torch.bool
-    if not is_tensor or a.dtype.is_floating_point or type(b) is not int:
+    if not isinstance(a, torch.Tensor) or not is_integral(a):
         return False
-    held = torch.iinfo(a.dtype)
-    return b != 0 and held.min <= b <= held.max
+    limits = torch.iinfo(a.dtype)
+    return type(b) is int and b != 0 and limits.min <= b <= limits.max
 
 
 @of_floats
@@ -73,7 +79,8 @@ def _remainder(a: torch.Tensor, b: Any) -> Any:
 
 def floor_divide(a: Any, b: Any) -> Any:
     """``aten.floor_divide``; ``a`` or ``b`` may be a Python number."""
-    return _floor_divide(held(a, b), held(b, a) if is_symbol(b) else b)
+    divisor = held(b, a) if is_symbol(b) else b
+    return _floor_divide(held(a, b), divisor)
 
 
 @of_floats
@@ -88,9 +95,9 @@ def _floor_divide(a: torch.Tensor, b: Any) -> Any:
     whole = torch.floor(quotient)
     whole = torch.where(quotient - whole > 0.5, whole + 1, whole)
     plain = a / b
-    by_zero = (
-        b == 0 if isinstance(b, torch.Tensor) else torch.full_like(a, b == 0, dtype=torch.bool)
-    )
+    by_zero = b == 0
+    if not isinstance(by_zero, torch.Tensor):
+        by_zero = torch.full_like(a, by_zero, dtype=torch.bool)
     whole = torch.where(by_zero, plain, torch.where(quotient == 0, 0.0, whole))
     return torch.abs(whole) * torch.where(whole == 0, sign(plain), sign(whole))
 
@@ -106,26 +113,29 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     """``aten.div`` with a rounding mode, ``"floor"`` or ``"trunc"``."""
     if rounding_mode == "floor":
         return torch.floor_divide(a, b) if are_integers(a, b) else floor_divide(a, b)
-    if rounding_mode == "trunc" and are_integers(a, b):
-        return towards_zero(a, b)
-    tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
-    floats = tensors and all(each.dtype.is_floating_point for each in tensors)
-    if rounding_mode != "trunc" or not floats:
+    if rounding_mode == "trunc":
+        return towards_zero(a, b) if are_integers(a, b) else _truncate(a, b)
+    return NotImplemented
+
+
+def _truncate(a: Any, b: Any) -> Any:
+    """The truncated quotient of floats; ``a`` or ``b`` may be a Python number."""
+    if _is_of_integers(a) or _is_of_integers(b):
         return NotImplemented
-    if not isinstance(b, torch.Tensor) or _is_one(b):
+    if not isinstance(b, torch.Tensor) or (isinstance(b.numel(), int) and b.numel() == 1):
         return _truncated(a, b)
     # In float16 eager rounds the quotient to float16 before it truncates.
     return NotImplemented if torch.result_type(a, b) is torch.float16 else torch.trunc(a / b)
+
+
+def _is_of_integers(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
 
 
 def towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
     """The integer quotient, truncated; it is computed from the quotient that is rounded down."""
     negative = a < 0 if b > 0 else a > 0
     return torch.floor_divide(a, b) + (negative & (torch.remainder(a, b) != 0)).to(a.dtype)
-
-
-def _is_one(x: torch.Tensor) -> bool:
-    return all(isinstance(size, int) and size == 1 for size in x.shape)
 
 
 @of_floats
@@ -139,10 +149,14 @@ def division_of_sizes(node: torch.fx.Node) -> str | None:
 
     Torchlib translates it to ONNX's ``Div``, which rounds towards zero; Python rounds down.
     """
-    numbers = (v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in node.args)
-    bounds = map(_torch.symbols.least, numbers)
-    negative = any(least is None or least < 0 for least in bounds)
-    return "a negative number is rounded towards zero" if negative else None
+    sizes = torch.fx.node.map_arg(node.args, value_of)
+    is_negative = any(map(_may_be_negative, sizes))
+    return "a negative number is rounded towards zero" if is_negative else None
+
+
+def _may_be_negative(size: Any) -> bool:
+    least = _torch.symbols.least(size)
+    return least is None or least < 0
 
 
 _HALF = torch.finfo(torch.float16)
@@ -154,23 +168,26 @@ def half_factor(node: torch.fx.Node) -> str | None:
     Eager multiplies by the number in float32. ONNX wants it in the dtype of the tensor. Float16 can
     represent numbers below its normal range, but with a relative error of up to one half.
     """
-    if not all(value.dtype is torch.float16 for value in tensors_of(node)):
+    is_half = all(value.dtype is torch.float16 for value in tensors_of(node))
+    if not is_half or all(map(_fits_half, numbers_of(node))):
         return None
-    numbers = (abs(v) for v in node.args if isinstance(v, int | float) and math.isfinite(v) and v)
-    lost = any(not _HALF.tiny <= v <= _HALF.max for v in numbers)
-    return "float16 does not hold the factor" if lost else None
+    return "float16 does not hold the factor"
+
+
+def _fits_half(number: float) -> bool:
+    is_special = not number or not math.isfinite(number)
+    return is_special or _HALF.tiny <= abs(number) <= _HALF.max
 
 
 def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
     """``aten.clamp``, written so that tensor and bounds are all floats or all integers."""
-    if x.dtype.is_floating_point:
-        if any(isinstance(each, float) and math.isnan(each) for each in (min, max)):
-            return torch.full_like(x, math.nan)
-        both = isinstance(min, float) and isinstance(max, float)
-        return NotImplemented if both else _between_floats(x, min, max)
-    if isinstance(min, float) or isinstance(max, float):
-        return aten.clamp.default(x.to(torch.result_type(x, 0.0)), min, max)
-    return NotImplemented
+    floats = [each for each in (min, max) if isinstance(each, float)]
+    if not x.dtype.is_floating_point:
+        dtype = torch.result_type(x, 0.0)
+        return aten.clamp.default(x.to(dtype), min, max) if floats else NotImplemented
+    if any(map(math.isnan, floats)):
+        return torch.full_like(x, math.nan)
+    return NotImplemented if len(floats) == 2 else _between_floats(x, min, max)
 
 
 def clamp_by_tensors(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
@@ -181,11 +198,9 @@ def clamp_by_tensors(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
     """
     if min is not None and max is not None:
         return NotImplemented
-    for bound, nearer in ((min, torch.maximum), (max, torch.minimum)):
-        if bound is not None:
-            dtype = torch.result_type(x, bound)
-            x = nearer(x.to(dtype), bound.to(dtype))
-    return x
+    bound, nearer = (max, torch.minimum) if min is None else (min, torch.maximum)
+    dtype = torch.result_type(x, bound)
+    return nearer(x.to(dtype), bound.to(dtype))
 
 
 def _between_floats(x: torch.Tensor, min: Any, max: Any) -> Any:
@@ -194,7 +209,8 @@ def _between_floats(x: torch.Tensor, min: Any, max: Any) -> Any:
     The exporter fails if one bound is an integer and the other a float. ONNX Runtime takes the
     largest finite number for a missing bound, which changes infinities.
     """
-    bounds = (-math.inf if min is None else min), (math.inf if max is None else max)
-    if not all(isinstance(each, int | float) for each in bounds):
+    low = -math.inf if min is None else min
+    high = math.inf if max is None else max
+    if is_symbol(low) or is_symbol(high):
         return NotImplemented
-    return aten.clamp.default(x, *map(float, bounds))
+    return aten.clamp.default(x, float(low), float(high))

@@ -14,7 +14,8 @@ import torch.fx
 from torch.nn import functional
 
 from composer import _torch
-from composer.lowering.operators.entry import WIDE, Operator, Operators
+from composer.lowering.operators.entry import Operator, Operators
+from composer.lowering.operators.guards import is_on_cpu, is_wide, only_for
 
 aten = torch.ops.aten
 
@@ -46,19 +47,20 @@ def logarithms_read(node: torch.fx.Node) -> str | None:
 
     Only a backward reads that result.
     """
-    second = (u for u in node.users if u.target is operator.getitem and u.args[1] == 1)
-    is_read = any(each.users for each in second)
-    return "the logarithms for its backward are left at zero" if is_read else None
+    for user in node.users:
+        if user.target is operator.getitem and user.args[1] == 1 and user.users:
+            return "the logarithms for its backward are left at zero"
+    return None
 
 
-def masked_attention(query: torch.Tensor, *given: Any, **how: Any) -> Any:
+def masked_attention(query: torch.Tensor, *rest: Any, **options: Any) -> Any:
     """:func:`widened_attention`; bfloat16 is declined if the processor multiplies it natively.
 
     Torch itself is faster there.
     """
     if query.dtype is torch.bfloat16 and _torch.processor.multiplies_bf16():
         return NotImplemented
-    return widened_attention(query, *given, **how)
+    return widened_attention(query, *rest, **options)
 
 
 def widened_attention(
@@ -87,6 +89,7 @@ def widened_attention(
     return found if found is NotImplemented else (found[0].to(query.dtype), found[1])
 
 
+@only_for(is_wide)
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -103,7 +106,7 @@ def attention(
     query may share one of key and value. The result has the memory layout of the query. A row that
     is masked everywhere gives zeros, and zero as its log-sum-exp.
     """
-    if dropout_p or query.dtype not in WIDE:
+    if dropout_p:
         return NotImplemented
     key, value = (_for_heads_of(query, each) for each in (key, value))
     rows, scores, seen = _attend(query, key, value, is_causal, attn_mask, scale)
@@ -113,6 +116,7 @@ def attention(
     return laid_out_as(rows, query), logarithms
 
 
+@only_for(is_wide)
 def attention_backward(
     grad: torch.Tensor,
     query: torch.Tensor,
@@ -131,7 +135,7 @@ def attention_backward(
     The attention weights are recomputed from ``logsumexp``, as in FlashAttention-2
     (arXiv:2307.08691, algorithm 2), but without its blocks.
     """
-    if dropout_p or query.dtype not in WIDE:
+    if dropout_p:
         return NotImplemented
     keys, values = key.shape[1], value.shape[1]
     key, value = (_for_heads_of(query, each) for each in (key, value))
@@ -151,8 +155,8 @@ def attention_backward(
 def log_sum_exp(scores: torch.Tensor) -> torch.Tensor:
     """The log-sum-exp over the last dimension.
 
-    It is written out if a size is unbacked: torch 2.13 then fails, because it has to know whether
-    there are any elements.
+    It is written out if a size is unbacked: torch then has to know whether there are any elements,
+    and fails (up to 2.15, see ``tests/lowering/test_unbacked.py``).
     """
     if not any(map(_torch.symbols.is_unbacked, scores.shape)):
         return torch.logsumexp(scores, -1)
@@ -224,6 +228,7 @@ def cudnn_attention(
     return result, nothing, None, None, *lengths, seed, seed, nothing
 
 
+@only_for(is_on_cpu)
 def encoder_layer(
     x: torch.Tensor,
     embed_dim: int,
@@ -250,8 +255,6 @@ def encoder_layer(
 
     Devices other than the CPU are declined: torch uses another GELU there.
     """
-    if x.device.type != "cpu":
-        return NotImplemented
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.fx
 
 from composer import _torch
 from composer.lowering.operators.entry import Operator, Operators
+from composer.lowering.operators.guards import are_known
 
 aten = torch.ops.aten
 
 
 def entries() -> Operators:
     """The entries of this module."""
-    return {
-        aten.convolution_backward.default: Operator(convolution_backward),
-    }
+    return {aten.convolution_backward.default: Operator(convolution_backward)}
 
 
 class Geometry(NamedTuple):
@@ -61,36 +60,23 @@ def convolution_backward(
     output padding of a transposed convolution is an attribute in ONNX. Calls with tensors that may
     be empty are declined.
 
-    Args:
-        grad: The gradient of the output: (batch, out, *output sizes).
-        x: The input: (batch, in, *sizes).
-        weight: (out, in / groups, *kernel), or (in, out / groups, *kernel) if ``transposed``.
-        bias_sizes: Not used.
-        stride: One number per dimension, or one for all; so are padding and dilation.
-        padding: See stride.
-        dilation: See stride.
-        transposed: True for a transposed convolution.
-        output_padding: Not used: the sizes of ``grad`` include it.
-        groups: The number of groups of channels.
-        output_mask: Which of the three gradients are requested.
+    Shapes are (batch, out, *output sizes) for ``grad``, (batch, in, *sizes) for ``x``, and (out, in
+    / groups, *kernel) for ``weight``, or (in, out / groups, *kernel) if ``transposed``. Stride,
+    padding and dilation are one number per dimension, or one for all. ``output_padding`` is not
+    used, since the sizes of ``grad`` include it.
     """
     dims = x.dim() - 2
     stride, padding, dilation = (of_length(each, dims) for each in (stride, padding, dilation))
-    may_vary = all(step == 1 for step in stride) and math.prod(weight.shape[2:]) <= _MOST_TAPS
-    if any(map(_torch.symbols.may_be_empty, (x, grad))) or not (may_vary or _are_known(x, grad)):
-        return NotImplemented
     geometry = Geometry(stride, padding, dilation, groups)
-    moves, zero = geometry[:3], [0] * dims
+    if any(map(_torch.symbols.may_be_empty, (x, grad))):
+        return NotImplemented
+    may_vary = max(stride) == 1 and math.prod(weight.shape[2:]) <= _MOST_TAPS
+    if not may_vary and not _are_known(x, grad):
+        return NotImplemented
     grad_x = grad_weight = grad_bias = None
-    if output_mask[0] and transposed:
-        grad_x = torch.convolution(grad, weight, None, *moves, False, zero, groups)
-        if grad_x.shape != x.shape:  # an output padding of a stride or more makes it larger
-            for dim, size in enumerate(x.shape[2:]):
-                grad_x = grad_x.narrow(dim + 2, 0, size)
-            grad_x = grad_x.clone()
-    elif output_mask[0]:
-        missing = _output_padding(x, grad, weight, geometry) if _are_known(x, grad) else zero
-        grad_x = torch.convolution(grad, weight, None, *moves, True, missing, groups)
+    if output_mask[0]:
+        gradient = _transposed_input_gradient if transposed else _input_gradient
+        grad_x = gradient(x, grad, weight, geometry)
     if output_mask[1]:
         inner, outer = (grad, x) if transposed else (x, grad)
         grad_weight = _weight_gradient(inner, outer, weight, geometry)
@@ -100,7 +86,8 @@ def convolution_backward(
 
 
 def _are_known(x: torch.Tensor, grad: torch.Tensor) -> bool:
-    return all(isinstance(size, int) for size in (*x.shape[1:], *grad.shape[1:]))
+    """True if all sizes but that of the batch are known."""
+    return are_known((*x.shape[1:], *grad.shape[1:]))
 
 
 def of_length(values: Sequence[int], dims: int) -> list[int]:
@@ -108,11 +95,33 @@ def of_length(values: Sequence[int], dims: int) -> list[int]:
     return list(values) if len(values) == dims else list(values) * dims
 
 
+def _cut(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """A view of the first elements along each dimension after the first two."""
+    for dim, size in enumerate(sizes, 2):
+        x = x.narrow(dim, 0, size)
+    return x
+
+
+def _input_gradient(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
+) -> torch.Tensor:
+    missing = [0] * (x.dim() - 2)
+    if _are_known(x, grad):
+        missing = _output_padding(x, grad, weight, geometry)
+    return torch.convolution(grad, weight, None, *geometry[:3], True, missing, geometry.groups)
+
+
+def _transposed_input_gradient(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
+) -> torch.Tensor:
+    none = [0] * (x.dim() - 2)
+    grad_x = torch.convolution(grad, weight, None, *geometry[:3], False, none, geometry.groups)
+    # An output padding of a stride or more makes the gradient larger than the input.
+    return grad_x if grad_x.shape == x.shape else _cut(grad_x, x.shape[2:]).clone()
+
+
 def _output_padding(
-    x: torch.Tensor,
-    grad: torch.Tensor,
-    weight: torch.Tensor,
-    geometry: Geometry,
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
 ) -> list[int]:
     """The output padding that makes the transposed convolution as large as the input."""
     sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strict=True)
@@ -123,34 +132,29 @@ def _output_padding(
 
 
 def _weight_gradient(
-    x: torch.Tensor,
-    grad: torch.Tensor,
-    weight: torch.Tensor,
-    geometry: Geometry,
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
 ) -> torch.Tensor:
     """The gradient of the weight, computed in one of four ways, by the shapes."""
-    kernel = list(weight.shape[2:])
-    stride, padding, dilation, groups = geometry
-    apart = kernel == list(stride) and not any(padding) and all(d == 1 for d in dilation)
     if not _are_known(x, grad):
         return _by_taps(x, grad, weight, geometry)
-    if weight.shape[1] == 1 and groups > 1:
+    kernel, dims, is_grouped = list(weight.shape[2:]), x.dim() - 2, geometry.groups > 1
+    if is_grouped and weight.shape[1] == 1:
         return _by_convolution(x, grad, weight, geometry)
-    if apart and groups == 1:
+    side_by_side = Geometry(kernel, [0] * dims, [1] * dims, groups=1)
+    if geometry == side_by_side:
         return _by_patches(x, grad, weight)
-    taps, few_channels = math.prod(kernel), x.shape[1] <= _FEW_CHANNELS
-    if taps > _MOST_TAPS or (few_channels and taps > _MOST_TAPS // x.shape[1]):
+    few_channels = x.shape[1] <= _FEW_CHANNELS
+    most_taps = _MOST_TAPS // x.shape[1] if few_channels else _MOST_TAPS
+    if math.prod(kernel) > most_taps:
         return _by_convolution(x, grad, weight, geometry)
-    if groups == 1 and (few_channels or math.prod(grad.shape[2:]) <= _FEW_PATCHES):
+    few_patches = few_channels or math.prod(grad.shape[2:]) <= _FEW_PATCHES
+    if few_patches and not is_grouped:
         return _by_overlapping_patches(x, grad, weight, geometry)
     return _by_taps(x, grad, weight, geometry)
 
 
 def _by_taps(
-    x: torch.Tensor,
-    grad: torch.Tensor,
-    weight: torch.Tensor,
-    geometry: Geometry,
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
 ) -> torch.Tensor:
     """One matrix product per kernel position, with the input elements that it is applied to."""
     batch, groups = x.shape[0], geometry.groups
@@ -169,13 +173,17 @@ def _seen(
 ) -> list[torch.Tensor]:
     """For each kernel position, in row-major order, a view of the input that it is applied to."""
     stride, padding, dilation, _ = geometry
-    seen = [torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])]
+    pads: list[int] = []
+    for pad in reversed(padding):
+        pads += [pad, pad]
+    seen = [torch.nn.functional.pad(x, pads)]
     for dim, (positions, size) in enumerate(zip(weight.shape[2:], grad.shape[2:], strict=True)):
-        spans = [(at * dilation[dim], stride[dim] * (size - 1) + 1) for at in range(positions)]
+        step, length = stride[dim], stride[dim] * (size - 1) + 1
+        starts = range(0, positions * dilation[dim], dilation[dim])
         seen = [
-            torch.ops.aten.slice(each, dim + 2, start, start + length, stride[dim])
-            for each in seen
-            for start, length in spans
+            aten.slice(view, dim + 2, start, start + length, step)
+            for view in seen
+            for start in starts
         ]
     return seen
 
@@ -196,21 +204,18 @@ def _by_patches(x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor) -> to
     """One matrix product, for a stride equal to the kernel size: patches do not overlap."""
     dims = x.dim() - 2
     sizes, kernel = grad.shape[2:], weight.shape[2:]
-    for dim in range(dims):
-        x = x.narrow(dim + 2, 0, sizes[dim] * kernel[dim])
-    cut = x.reshape(*x.shape[:2], *itertools.chain(*zip(sizes, kernel, strict=True)))
-    where, what = range(2, 2 + 2 * dims, 2), range(3, 3 + 2 * dims, 2)
+    whole = _cut(x, list(map(operator.mul, sizes, kernel)))
+    cut = whole.reshape(*x.shape[:2], *itertools.chain(*zip(sizes, kernel, strict=True)))
+    patch_dims, kernel_dims = range(2, 2 + 2 * dims, 2), range(3, 3 + 2 * dims, 2)
     places = x.shape[0] * math.prod(sizes)
-    seen = cut.permute(0, *where, 1, *what).reshape(places, x.shape[1] * math.prod(kernel))
+    seen = cut.permute(0, *patch_dims, 1, *kernel_dims)
+    seen = seen.reshape(places, x.shape[1] * math.prod(kernel))
     errors = grad.movedim(1, -1).reshape(places, grad.shape[1])
     return torch.matmul(errors.t(), seen).reshape(weight.shape)
 
 
 def _by_convolution(
-    x: torch.Tensor,
-    grad: torch.Tensor,
-    weight: torch.Tensor,
-    geometry: Geometry,
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
 ) -> torch.Tensor:
     """A convolution of the input with the gradient, in which batch and channels are swapped."""
     stride, padding, dilation, groups = geometry
@@ -221,6 +226,5 @@ def _by_convolution(
     errors = grad.transpose(0, 1)
     zero = [0] * len(sizes)
     found = torch.convolution(images, errors, None, dilation, padding, stride, False, zero, groups)
-    for dim, size in enumerate(weight.shape[2:]):
-        found = found.narrow(dim + 2, 0, size)
+    found = _cut(found, weight.shape[2:])
     return found.transpose(0, 1).clone(memory_format=torch.contiguous_format)

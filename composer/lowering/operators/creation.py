@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,22 +11,27 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import tensors_of
-from composer.lowering.operators.entry import Operator, Operators, always, of_integers, stays
+from composer.lowering.operators.entry import (
+    Operator,
+    Operators,
+    always,
+    numbers_of,
+    of_integers,
+    stays,
+)
+from composer.lowering.operators.guards import only_for
 
 aten = torch.ops.aten
 
 
 def entries() -> Operators:
     """The entries of this module."""
-    between = (
-        *(aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor),
-    )
+    linspace = aten.linspace
+    between = (linspace.Tensor_Tensor, linspace.Tensor_Scalar, linspace.Scalar_Tensor)
     others = (always("its coefficients are others"),)
+    rounded = of_integers("what is between is rounded otherwise")
     return {
-        **{
-            each: Operator(functools.partial(between_floats, each), or_whole=True)
-            for each in between
-        },
+        **{each: Operator(partial(between_floats, each), or_whole=True) for each in between},
         aten.full_like.default: Operator(full_like),
         aten.new_full.default: Operator(new_full),
         aten._efficientzerotensor.default: Operator(torch.zeros),
@@ -34,12 +39,7 @@ def entries() -> Operators:
         aten.lift_fresh.default: Operator(stays, or_whole=True),
         aten.lift.default: Operator(stays, or_whole=True),
         aten.arange: Operator(unsupported=(fractional_range, far_range)),
-        aten.linspace: Operator(
-            unsupported=(
-                fractional_range,
-                of_integers("what is between is rounded otherwise"),
-            )
-        ),
+        aten.linspace: Operator(unsupported=(fractional_range, rounded)),
         aten.hamming_window: Operator(unsupported=others),
         aten.hann_window: Operator(unsupported=others),
         aten.blackman_window: Operator(unsupported=others),
@@ -49,7 +49,7 @@ def entries() -> Operators:
 def between_floats(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """Torch's own decomposition of ``linspace``, for floats only.
 
-    For integers torch 2.13 rounds differently in it than in eager.
+    For integers, up to torch 2.15, it rounds otherwise (``tests/lowering/test_torch_faults.py``).
     """
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     if not dtype.is_floating_point:
@@ -57,24 +57,28 @@ def between_floats(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return _torch.operators.decomposition_of(operator)(*args, **kwargs)
 
 
-def full_like(x: torch.Tensor, value: Any, *, dtype: Any = None, **others: Any) -> Any:
+@only_for(_torch.tensors.is_row_major)
+def full_like(
+    x: torch.Tensor, value: Any, *, memory_format: torch.memory_format | None = None, **options: Any
+) -> Any:
     """``aten.full_like`` in float64 as ``torch.full``; float32 might not hold the value."""
-    dtype = dtype or x.dtype
-    plain = _torch.tensors.is_row_major(x) and others.get("memory_format") in (
-        None,
-        torch.preserve_format,
-    )
-    if not plain or dtype is not torch.float64:
+    if memory_format not in (None, torch.preserve_format):
         return NotImplemented
-    return torch.full(x.shape, value, dtype=dtype, device=others.get("device") or x.device)
+    return new_full(x, x.shape, value, **options)
 
 
-def new_full(x: torch.Tensor, size: Sequence[int], value: Any, **others: Any) -> Any:
+def new_full(x: torch.Tensor, size: Sequence[int], value: Any, **options: Any) -> Any:
     """``aten.new_full`` in float64 as ``torch.full``; float32 might not hold the value."""
-    dtype = others.get("dtype") or x.dtype
-    if dtype is not torch.float64:
+    options = options_of(x, options)
+    if options["dtype"] is not torch.float64:
         return NotImplemented
-    return torch.full(size, value, dtype=dtype, device=others.get("device") or x.device)
+    return torch.full(size, value, **options)
+
+
+def options_of(x: torch.Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The dtype, device and other options of a new tensor: those given, else those of ``x``."""
+    named = {name: value for name, value in options.items() if value is not None}
+    return {"dtype": x.dtype, "device": x.device} | named
 
 
 _EXACT = 2**24
@@ -83,8 +87,8 @@ _EXACT = 2**24
 
 def fractional_range(node: torch.fx.Node) -> str | None:
     """Why a range must not be translated: a bound or the step is a fraction."""
-    is_fraction = any(isinstance(v, float) and not v.is_integer() for v in node.args)
-    return "the number of steps is rounded otherwise" if is_fraction else None
+    is_whole = all(float(number).is_integer() for number in numbers_of(node))
+    return None if is_whole else "the number of steps is rounded otherwise"
 
 
 def far_range(node: torch.fx.Node) -> str | None:
@@ -92,6 +96,6 @@ def far_range(node: torch.fx.Node) -> str | None:
 
     The translation computes all ranges but those of int64 in float32.
     """
-    far = any(isinstance(v, int | float) and abs(v) > _EXACT for v in node.args)
+    is_far = any(abs(number) > _EXACT for number in numbers_of(node))
     is_long = next(tensors_of(node)).dtype is torch.int64
-    return "it is counted in float32" if far and not is_long else None
+    return "it is counted in float32" if is_far and not is_long else None

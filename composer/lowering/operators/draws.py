@@ -6,14 +6,16 @@ graph is cut before it. The forward of BERT would be cut once for each dropout.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from composer import _torch
-from composer.lowering.operators.entry import Operator, Operators
+from composer.lowering.operators.creation import options_of
+from composer.lowering.operators.entry import Function, Operator, Operators, stays
+from composer.lowering.operators.guards import are_known
 
 aten = torch.ops.aten
 
@@ -25,14 +27,17 @@ def entries() -> Operators:
         aten.rrelu_with_noise_functional.default: Operator(rrelu),
         aten.new_empty.default: Operator(new_empty),
         aten.new_empty_strided.default: Operator(new_empty_strided),
-        aten.empty_like.default: Operator(_sized_as(aten.empty.memory_format, _as_it_is)),
-        aten.rand_like.default: Operator(_sized_as(aten.rand.default, aten.uniform.default)),
-        aten.randn_like.default: Operator(
-            _sized_as(aten.randn.default, aten.normal_functional.default)
-        ),
-        aten.randint_like.default: Operator(_sized_as(aten.randint.default, aten.random.to)),
-        aten.randint_like.low_dtype: Operator(_sized_as(aten.randint.low, _nameless)),
+        aten.empty_like.default: _sized_as(aten.empty.memory_format, lambda memory: memory),
+        aten.rand_like.default: _sized_as(aten.rand.default, aten.uniform.default),
+        aten.randn_like.default: _sized_as(aten.randn.default, aten.normal_functional.default),
+        aten.randint_like.default: _sized_as(aten.randint.default, aten.random.to),
+        # The code of a graph cannot name ``aten.random.from``, as ``from`` is a keyword.
+        aten.randint_like.low_dtype: _sized_as(aten.randint.low, stays),
     }
+
+
+def _sized_as(make: Function, fill: Function) -> Operator:
+    return Operator(functools.partial(sized_as, make, fill))
 
 
 def dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
@@ -49,7 +54,8 @@ def dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
         kept = aten.bernoulli.p(new_empty(x, x.shape, dtype=torch.bool), 1 - p)
     else:
         kept = aten.native_dropout.default(_permuted_empty(x), p, None)[1]
-    return x * kept * (0.0 if p == 1 else 1 / (1 - p)), kept
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return x * kept * scale, kept
 
 
 def rrelu(
@@ -64,67 +70,61 @@ def rrelu(
     return NotImplemented if training else (aten.leaky_relu(x, (lower + upper) / 2), noise)
 
 
-def new_empty(x: torch.Tensor, size: Any, **given: Any) -> torch.Tensor:
+def new_empty(x: torch.Tensor, size: Any, **options: Any) -> torch.Tensor:
     """``aten.new_empty`` as ``aten.empty``, which does not read ``x``.
 
     Stochastic depth, for example, draws into such memory.
     """
-    result: torch.Tensor = aten.empty.memory_format(size, **_options(x, given))
+    result: torch.Tensor = aten.empty.memory_format(size, **options_of(x, options))
     return result
 
 
-def new_empty_strided(x: torch.Tensor, size: Any, stride: Any, **given: Any) -> Any:
+def new_empty_strided(x: torch.Tensor, size: Any, stride: Any, **options: Any) -> Any:
     """``aten.new_empty_strided`` as ``aten.empty``, if the strides are row-major.
 
     Autograd copies the gradient of a slice into such memory. Symbolic strides are compared as text,
     which adds no guard.
     """
-    made = new_empty(x, size, **given)
-    return made if list(map(str, made.stride())) == list(map(str, stride)) else NotImplemented
+    made = new_empty(x, size, **options)
+    is_same = list(map(str, made.stride())) == list(map(str, stride))
+    return made if is_same else NotImplemented
 
 
-def _sized_as(make: Callable[..., Any], fill: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition that makes a tensor with the sizes, dtype, device and strides of another.
+def sized_as(
+    make: Function,
+    fill: Function,
+    x: torch.Tensor,
+    *bounds: Any,
+    memory_format: torch.memory_format | None = None,
+    **options: Any,
+) -> Any:
+    """A tensor with the sizes, dtype, device and strides of ``x``.
 
-    Args:
-        make: Makes a row-major tensor; called with the bounds, the sizes and the options.
-        fill: Fills memory in another order; called with that memory and the bounds.
+    ``make`` makes a row-major tensor, of the bounds, the sizes and the options. ``fill`` fills
+    memory in another order, of that memory and the bounds.
     """
-
-    def make_like(x: torch.Tensor, *bounds: Any, memory_format: Any = None, **given: Any) -> Any:
-        kept = memory_format in (None, torch.preserve_format)
-        if not (_is_known(x) if kept else memory_format is torch.contiguous_format):
-            return NotImplemented
-        if not kept or _is_drawn_by_rows(x):
-            return make(*bounds, x.shape, **_options(x, given))
-        is_numbers = all(isinstance(each, int) for each in bounds)
-        return fill(_permuted_empty(x, **given), *bounds) if is_numbers else NotImplemented
-
-    return make_like
+    make_by_rows = functools.partial(make, *bounds, x.shape, **options_of(x, options))
+    if memory_format is torch.contiguous_format:
+        return make_by_rows()
+    if memory_format not in (None, torch.preserve_format) or not _is_known(x):
+        return NotImplemented
+    if _is_drawn_by_rows(x):
+        return make_by_rows()
+    return fill(_permuted_empty(x, **options), *bounds) if are_known(bounds) else NotImplemented
 
 
-def _as_it_is(memory: torch.Tensor) -> torch.Tensor:
-    return memory
-
-
-def _nameless(memory: torch.Tensor, low: int, high: int) -> Any:
-    """Decline: the code of a graph cannot name ``aten.random.from``, as ``from`` is a keyword."""
-    return NotImplemented
-
-
-def _permuted_empty(x: torch.Tensor, **given: Any) -> torch.Tensor:
+def _permuted_empty(x: torch.Tensor, **options: Any) -> torch.Tensor:
     """Uninitialized memory with the order of dimensions that a new tensor like ``x`` has."""
     made: torch.Tensor = aten.empty_permuted.default(
-        x.shape, _torch.tensors.order_of_memory(x), **_options(x, given)
+        x.shape, _torch.tensors.order_of_memory(x), **options_of(x, options)
     )
     return made
 
 
 def _is_known(x: torch.Tensor) -> bool:
     """True if ``x`` is row-major, or no size or stride of it depends on data."""
-    return _torch.tensors.is_row_major(x) or not any(
-        map(_torch.symbols.is_unbacked, (*x.shape, *x.stride()))
-    )
+    numbers = (*x.shape, *x.stride())
+    return _torch.tensors.is_row_major(x) or not any(map(_torch.symbols.is_unbacked, numbers))
 
 
 def _is_drawn_by_rows(x: torch.Tensor) -> bool:
@@ -134,9 +134,3 @@ def _is_drawn_by_rows(x: torch.Tensor) -> bool:
     pairs = zip(x.shape, x.stride(), strict=True)
     strides = [stride for size, stride in pairs if size != 1 and stride != 0]
     return all(outer > inner for outer, inner in itertools.pairwise(strides))
-
-
-def _options(x: torch.Tensor, given: dict[str, Any]) -> dict[str, Any]:
-    """The dtype, device and other options of a new tensor: those given, else those of ``x``."""
-    named = {name: value for name, value in given.items() if value is not None}
-    return {"dtype": x.dtype, "device": x.device} | named

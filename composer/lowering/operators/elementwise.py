@@ -5,19 +5,16 @@ They give the same results as eager for zeros of both signs, infinities and NaN.
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-    always,
-)
+from composer.lowering.operators.entry import Operator, Operators, always
+from composer.lowering.operators.guards import is_float, is_on_cpu, only_for
 from composer.lowering.operators.layouts import lying_as_operands
 from composer.lowering.operators.pointwise import (
     held,
@@ -56,8 +53,8 @@ def _written_out() -> Operators:
         aten.atan2.default: Operator(atan2),
         aten.copysign.Tensor: Operator(copysign, or_whole=True),
         aten.copysign.Scalar: Operator(copysign_of_number, or_whole=True),
-        aten.fmax.default: Operator(fmax, or_whole=True),
-        aten.fmin.default: Operator(fmin, or_whole=True),
+        aten.fmax.default: Operator(of_floats(partial(extreme, torch.ge)), or_whole=True),
+        aten.fmin.default: Operator(of_floats(partial(extreme, torch.le)), or_whole=True),
         aten.hypot.default: Operator(hypot, or_whole=True),
         aten.leaky_relu.default: Operator(of_doubles(leaky_relu)),
         aten.celu.default: Operator(of_doubles(celu)),
@@ -66,7 +63,7 @@ def _written_out() -> Operators:
         aten.sigmoid.default: Operator(of_doubles(lambda x: 1 / (1 + torch.exp(-x)))),
         aten.silu.default: Operator(of_doubles(lambda x: x / (1 + torch.exp(-x)))),
         aten.sign.default: Operator(signum),
-        aten.signbit.default: Operator(signbit),
+        aten.signbit.default: Operator(only_for(is_float)(is_negative)),
         aten.trunc.default: Operator(trunc),
         aten.isinf.default: Operator(lambda x: is_infinite(x.abs(), math.inf)),
         aten.isposinf.default: Operator(lambda x: is_infinite(x, math.inf)),
@@ -77,8 +74,8 @@ def _written_out() -> Operators:
         aten.xlogy.Tensor: Operator(xlogy),
         aten.xlogy.Scalar_Self: Operator(lambda x, y: xlogy(held(x, y), y)),
         aten.xlogy.Scalar_Other: Operator(lambda x, y: xlogy(x, held(y, x))),
-        aten.log2.default: Operator(functools.partial(logarithm, 2)),
-        aten.log10.default: Operator(functools.partial(logarithm, 10)),
+        aten.log2.default: Operator(only_for(is_on_cpu)(partial(logarithm, 2))),
+        aten.log10.default: Operator(only_for(is_on_cpu)(partial(logarithm, 10))),
         aten.logit.default: Operator(logit),
         aten.angle.default: Operator(angle),
         aten.pow.Tensor_Scalar: Operator(power),
@@ -86,12 +83,13 @@ def _written_out() -> Operators:
     }
 
 
+@only_for(is_float)
 def is_infinite(x: torch.Tensor, infinity: float) -> Any:
     """True where ``x`` equals the infinity.
 
     Torchlib first casts float64 to float32, in which large numbers become infinite.
     """
-    return x == infinity if x.dtype.is_floating_point else NotImplemented
+    return x == infinity
 
 
 def leaky_relu(x: torch.Tensor, negative_slope: float = 0.01) -> torch.Tensor:
@@ -106,14 +104,9 @@ def celu(x: torch.Tensor, alpha: float = 1.0) -> Any:
 
 def signum(x: torch.Tensor) -> Any:
     """``aten.sign``: one, minus one or zero; zero for NaN."""
-    if x.dtype is torch.bool or not x.dtype.is_signed:
+    if not x.dtype.is_signed:
         return NotImplemented
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
-
-
-def signbit(x: torch.Tensor) -> Any:
-    """``aten.signbit`` of floats, also right for a negative zero."""
-    return is_negative(x) if x.dtype.is_floating_point else NotImplemented
 
 
 def trunc(x: torch.Tensor) -> Any:
@@ -165,14 +158,14 @@ def xlogy(x: torch.Tensor, y: torch.Tensor) -> Any:
     return torch.where((x == 0) & (y == y), 0.0, x * torch.log(y))
 
 
+@only_for(is_float)
 def power(x: torch.Tensor, exponent: Any) -> Any:
     """``aten.pow`` with the exponents 0.5 and -0.5 as roots, as in eager, or with a symbol.
 
     The root of minus infinity is NaN, where the power is not. In float16 on the CPU eager computes
     a power, so that is declined.
     """
-    has_powers = x.dtype is torch.float16 and x.device.type == "cpu"
-    if has_powers or not x.dtype.is_floating_point:
+    if x.dtype is torch.float16 and is_on_cpu(x):
         return NotImplemented
     if isinstance(exponent, torch.SymInt):  # the exporter supports only known numbers
         return torch.pow(x, held(exponent, x))
@@ -181,22 +174,19 @@ def power(x: torch.Tensor, exponent: Any) -> Any:
     return torch.sqrt(x) if exponent > 0 else torch.rsqrt(x)
 
 
+@in_double
 def logarithm(base: int, x: torch.Tensor) -> Any:
     """A logarithm that is exact for powers of the base, as it is computed in float64.
 
-    It is declined on other devices than the CPU: engines for GPUs have no float64.
+    It is not used on other devices than the CPU: engines for GPUs have no float64.
     """
-    return _logarithm(base, x) if x.device.type == "cpu" else NotImplemented
-
-
-@in_double
-def _logarithm(base: int, x: torch.Tensor) -> Any:
     return torch.log(x) * (1 / math.log(base))
 
 
+@only_for(is_float)
 def logit(x: torch.Tensor, eps: float | None = None) -> Any:
     """``aten.logit`` with ``eps``; NaN stays NaN."""
-    if eps is None or not x.dtype.is_floating_point:
+    if eps is None:
         return NotImplemented
     inner = torch.clamp(x, eps, 1 - eps)
     return torch.log(inner / (1 - inner))
@@ -268,21 +258,15 @@ def copysign(a: torch.Tensor, b: torch.Tensor) -> Any:
     return torch.abs(a) * sign(b)
 
 
+@only_for(is_float)
 def copysign_of_number(a: torch.Tensor, b: float) -> Any:
     """The magnitude of ``a`` with the sign of ``b``."""
-    return torch.abs(a) * math.copysign(1.0, b) if a.dtype.is_floating_point else NotImplemented
+    return torch.abs(a) * math.copysign(1.0, b)
 
 
-@of_floats
-def fmax(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The larger one; if one is NaN, the other."""
-    return _select((a >= b) | torch.isnan(b), a, b)
-
-
-@of_floats
-def fmin(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The smaller one; if one is NaN, the other."""
-    return _select((a <= b) | torch.isnan(b), a, b)
+def extreme(is_better: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The larger or smaller one, by ``torch.ge`` or ``torch.le``; if one is NaN, the other."""
+    return _select(is_better(a, b) | torch.isnan(b), a, b)
 
 
 def _select(first: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

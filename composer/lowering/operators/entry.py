@@ -19,12 +19,6 @@ Function = Callable[..., Any]
 Rule = Callable[[torch.fx.Node], str | None]
 """Returns why a call must not be translated to ONNX; ``None`` if this rule does not forbid it."""
 
-MOST_ADDED = 2**22
-"""The most elements that a decomposition may give to a tensor that eager does not make."""
-
-WIDE = (torch.float32, torch.float64)
-"""Dtypes in which torch computes without widening; it may widen half precision."""
-
 
 @dataclass(frozen=True, slots=True)
 class Operator:
@@ -65,6 +59,11 @@ def always(why: str) -> Rule:
 def of_integers(why: str) -> Rule:
     """The rule that a call must not be translated if its results are integers."""
     return lambda node: why if all(map(is_integral, tensors_of(node))) else None
+
+
+def numbers_of(node: torch.fx.Node) -> list[int | float]:
+    """The Python numbers among the arguments of a call; a symbol is not one."""
+    return [each for each in node.args if isinstance(each, int | float)]
 
 
 def operands_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:

@@ -20,6 +20,7 @@ from torch.nn import functional
 from composer import _torch
 from composer.lowering.operators.attention import laid_out_as, log_sum_exp
 from composer.lowering.operators.entry import Operator, Operators, stays
+from composer.lowering.operators.guards import are_known, is_float32, is_on_cpu, only_for
 
 aten = torch.ops.aten
 
@@ -82,14 +83,13 @@ def fusions() -> Operators:
     }
 
 
+@only_for(_torch.tensors.is_row_major)
 def fuse_gelu(x: torch.Tensor, *, approximate: str = "none") -> Any:
     """GELU by the error function as one ``Gelu`` node, not as five.
 
     The tanh form is declined: ONNX Runtime itself fuses it into a ``FastGelu``.
     """
-    if approximate != "none" or not _plain(x) or not _torch.tensors.is_row_major(x):
-        return NotImplemented
-    return gelu(x)
+    return gelu(x) if approximate == "none" and _has_kernel(x) else NotImplemented
 
 
 def fuse_attention(
@@ -108,10 +108,10 @@ def fuse_attention(
     length, heads * size). The result has the memory layout of the query.
     """
     plain = attn_mask is None and not is_causal and not dropout_p and scale != 0  # the common case
-    if not plain or not all(map(_plain, (query, key, value))):
+    if not plain or not all(map(_has_kernel, (query, key, value))):
         return NotImplemented
     batch, heads, length, size = query.shape
-    if key.shape[1] != heads or not (isinstance(heads, int) and isinstance(size, int)):
+    if key.shape[1] != heads or not are_known((heads, size)):
         return NotImplemented
     factor = 1 / math.sqrt(size) if scale is None else scale
     rows = attention(*map(_heads_joined, (query, key, value)), heads, factor)
@@ -126,10 +126,11 @@ def _heads_joined(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2).reshape(batch, length, heads * size)
 
 
-def _plain(x: torch.Tensor) -> bool:
+def _has_kernel(x: torch.Tensor) -> bool:
     """True for a float32 tensor on the CPU that has elements, or whose sizes are dynamic.
 
     The kernels support float32 only, and their results for empty tensors are not known.
     """
-    empty = any(isinstance(n, int) and n == 0 for n in x.shape)
-    return x.dtype is torch.float32 and x.device.type == "cpu" and not empty
+    if not is_float32(x) or not is_on_cpu(x):
+        return False
+    return all(not isinstance(size, int) or size for size in x.shape)

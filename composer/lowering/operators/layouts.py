@@ -15,6 +15,7 @@ import torch
 
 from composer import _torch
 from composer.lowering.operators.entry import Function, Operator, Operators
+from composer.lowering.operators.guards import are_known
 
 
 def lying_as_in_eager(entries: Operators) -> dict[Any, Operator]:
@@ -28,9 +29,9 @@ def lying_as_in_eager(entries: Operators) -> dict[Any, Operator]:
 def lying_as_operands(entries: Operators) -> dict[Any, Operator]:
     """The entries of elementwise operators, with decompositions whose results have eager's strides.
 
-    In eager the strides of such a result are those of a sum of the operands. The operators' fake
-    tensors are not used here: torch 2.13 gives them other strides for ``copysign`` and
-    ``floor_divide``.
+    In eager the strides of such a result are those of a sum of the operands. Fake results are not
+    used: up to torch 2.15, those of ``copysign`` and ``floor_divide`` have other strides
+    (``tests/lowering/test_torch_faults.py``).
     """
     return {each: _lying(_sum, entry) for each, entry in entries.items()}
 
@@ -65,8 +66,7 @@ def _tensors(*values: Any) -> list[torch.Tensor]:
 
 
 def _lies_by_rows(x: torch.Tensor) -> bool:
-    known = all(isinstance(each, int) for each in (*x.shape, *x.stride()))
-    return not known or x.is_contiguous()
+    return not are_known((*x.shape, *x.stride())) or x.is_contiguous()
 
 
 def _ordered(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -80,6 +80,5 @@ def _ordered(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def _order(x: torch.Tensor) -> list[int]:
     """The dimensions of more than one element, by descending stride."""
-    strides = x.stride()
     dims = [dim for dim in range(x.dim()) if x.shape[dim] != 1]
-    return sorted(dims, key=lambda dim: -strides[dim])
+    return sorted(dims, key=x.stride, reverse=True)

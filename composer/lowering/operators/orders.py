@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import MOST_ADDED, Operator, Operators, always
+from composer.lowering.operators.entry import Operator, Operators, always
+from composer.lowering.operators.guards import has_elements, is_float, may_add, only_for
 from composer.lowering.operators.layouts import lying_as_in_eager
-from composer.lowering.operators.reductions import over_one_element
+from composer.lowering.operators.reductions import over_vector
 
 aten = torch.ops.aten
 
@@ -21,17 +21,18 @@ aten = torch.ops.aten
 def entries() -> Operators:
     """The entries of this module."""
     sort, topk = aten.sort.default, aten.topk.default
+    cummax, cummin = aten.cummax.default, aten.cummin.default
     written_out = {
-        sort: Operator(functools.partial(over_one_element, sort), translate="comparisons:sort"),
-        topk: Operator(functools.partial(over_one_element, topk), translate="comparisons:topk"),
+        sort: over_vector(sort, translate="comparisons:sort"),
+        topk: over_vector(topk, translate="comparisons:topk"),
         aten.sort.stable: Operator(stable_sort),
         aten.median.default: Operator(median),
-        aten.median.dim: Operator(median_along),
-        aten.cumsum.default: Operator(cumsum),
-        aten.cumprod.default: Operator(cumprod, or_whole=True),
-        aten.logcumsumexp.default: Operator(logcumsumexp),
-        aten.cummax.default: Operator(functools.partial(running, torch.ge)),
-        aten.cummin.default: Operator(functools.partial(running, torch.le)),
+        aten.median.dim: over_vector(aten.median.dim, median_along),
+        aten.cumsum.default: over_vector(aten.cumsum.default, cumsum),
+        aten.cumprod.default: over_vector(aten.cumprod.default, cumprod, or_whole=True),
+        aten.logcumsumexp.default: over_vector(aten.logcumsumexp.default, logcumsumexp),
+        cummax: over_vector(cummax, functools.partial(running, torch.ge)),
+        cummin: over_vector(cummin, functools.partial(running, torch.le)),
     }
     return lying_as_in_eager(written_out) | {
         aten.kthvalue.default: Operator(kthvalue),
@@ -53,23 +54,22 @@ def stable_sort(
     return aten.sort.default(x, dim, descending)
 
 
+@only_for(has_elements)
+@only_for(is_float)
 def median(x: torch.Tensor) -> Any:
     """The lower median of all elements; NaN if an element is NaN."""
-    if not x.dtype.is_floating_point or not isinstance(x.numel(), int) or not x.numel():
-        return NotImplemented
     flat = x.reshape(-1)
     ordered = torch.sort(flat).values
     return torch.where(torch.isnan(flat).any(), torch.nan, ordered[(x.numel() - 1) // 2])
 
 
+@only_for(is_float)
 def median_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
     """The lower median and its index.
 
     Among equal elements the index may differ from eager's, which is not defined there either.
     """
-    if not x.dim():
-        return over_one_element(aten.median.dim, x, dim)
-    if not x.dtype.is_floating_point or not isinstance(x.shape[dim], int):
+    if not isinstance(x.shape[dim], int):
         return NotImplemented
     ordered, places = torch.sort(x, dim)
     middle = (x.shape[dim] - 1) // 2
@@ -78,43 +78,51 @@ def median_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
     spoilt = unordered.any(dim, keepdim=True)
     first = torch.argmax(unordered.to(torch.int32), dim, keepdim=True)
     value, place = torch.where(spoilt, torch.nan, value), torch.where(spoilt, first, place)
-    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+    return _without(dim, keepdim, value, place)
 
 
+def _without(dim: int, keepdim: bool, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The results, without their dimension of size one unless ``keepdim`` is true."""
+    return results if keepdim else tuple(each.squeeze(dim) for each in results)
+
+
+@only_for(is_float)
+@only_for(torch.Tensor.dim)
 def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """``aten.kthvalue`` by sorting.
 
     Among equal elements the index may differ from eager's, which is not defined there either.
     """
-    if not x.dim() or not x.dtype.is_floating_point:
-        return NotImplemented
     values, places = torch.sort(x, dim)
-    value, place = (each.narrow(dim, k - 1, 1).contiguous() for each in (values, places))
-    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+    value, place = values.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1)
+    return _without(dim, keepdim, value.contiguous(), place.contiguous())
 
 
+@only_for(has_elements)
+@only_for(is_float)
 def nanmedian(x: torch.Tensor) -> Any:
     """The lower median of the elements that are not NaN."""
-    if not x.dtype.is_floating_point or not isinstance(x.numel(), int) or not x.numel():
-        return NotImplemented
     return nanmedian_along(x.reshape(-1), 0)[0]
 
 
+@only_for(is_float)
+@only_for(torch.Tensor.dim)
 def nanmedian_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
     """The lower median of the elements that are not NaN, and its index.
 
     NaN is sorted to the end.
     """
-    if not x.dim() or not x.dtype.is_floating_point or x.shape[dim] == 0:
+    if x.shape[dim] == 0:
         return NotImplemented
     values, places = torch.sort(x, dim)
     count = (x == x).sum(dim, keepdim=True)
     middle = torch.div(count - 1, 2, rounding_mode="floor")
     middle = torch.where(middle < 0, 0, middle)
     value, place = torch.gather(values, dim, middle), torch.gather(places, dim, middle)
-    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+    return _without(dim, keepdim, value, place)
 
 
+@only_for(torch.Tensor.dim)
 def searchsorted(
     ordered: torch.Tensor,
     x: Any,
@@ -125,18 +133,16 @@ def searchsorted(
     sorter: torch.Tensor | None = None,
 ) -> Any:
     """``aten.searchsorted`` by counting the elements before each value; NaN comes last."""
-    if not ordered.dim() or torch.result_type(ordered, x) is not ordered.dtype:
+    if sorter is not None:
         return NotImplemented
-    number = functools.partial(torch.full, (), dtype=ordered.dtype, device=ordered.device)
-    value = x if isinstance(x, torch.Tensor) else number(x)
-    sizes = (value.numel(), ordered.shape[-1])
-    if not all(isinstance(size, int) for size in sizes) or math.prod(sizes) > MOST_ADDED:
-        return NotImplemented
-    if sorter is not None or value.dtype is not ordered.dtype or 0 in sizes:
+    if not isinstance(x, torch.Tensor):
+        x = torch.full((), x, dtype=torch.result_type(ordered, x), device=ordered.device)
+    if x.dtype is not ordered.dtype or not may_add(x.numel() * ordered.shape[-1]):
         return NotImplemented
     rows = ordered.unsqueeze(-2) if ordered.dim() > 1 else ordered
-    after = rows > value.unsqueeze(-1) if right or side == "right" else rows >= value.unsqueeze(-1)
-    return torch.logical_not(after).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+    is_after = torch.gt if right or side == "right" else torch.ge
+    before = torch.logical_not(is_after(rows, x.unsqueeze(-1)))
+    return before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 _LONGEST = 64
@@ -149,7 +155,7 @@ _FEW = 256
 def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     """``aten.cumsum`` of many floats, computed in float64 as eager's CPU kernel does."""
     dtype = dtype or x.dtype
-    if not x.dim() or (isinstance(x.shape[dim], int) and x.shape[dim] <= _FEW):
+    if isinstance(x.shape[dim], int) and x.shape[dim] <= _FEW:
         return NotImplemented
     if dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.device.type != "cpu":
         return NotImplemented
@@ -164,12 +170,11 @@ def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> A
     return _scanned(torch.mul, x.to(dtype).to(wide), dim, dtype)
 
 
+@only_for(is_float)
 def logcumsumexp(x: torch.Tensor, dim: int) -> Any:
     """``aten.logcumsumexp`` as one ``logaddexp`` per element; the first is with minus infinity."""
-    if not x.dtype.is_floating_point or _torch.symbols.may_be_empty(x):
+    if _torch.symbols.may_be_empty(x):
         return NotImplemented
-    if not x.dim():
-        return x.clone()
     first, rest = x.narrow(dim, 0, 1), x.narrow(dim, 1, x.shape[dim] - 1)
     first = torch.logaddexp(first, torch.full_like(first, -math.inf))
     return _scanned(torch.logaddexp, torch.cat([first, rest], dim), dim, x.dtype)
@@ -178,8 +183,6 @@ def logcumsumexp(x: torch.Tensor, dim: int) -> Any:
 def _scanned(
     step: Callable[..., torch.Tensor], x: torch.Tensor, dim: int, dtype: torch.dtype
 ) -> Any:
-    if not x.dim():
-        return x.to(dtype).clone()
     parts = _parts(x, dim)
     if not parts:
         return NotImplemented
@@ -191,13 +194,8 @@ def _scanned(
 def running(is_better: Callable[..., torch.Tensor], x: torch.Tensor, dim: int) -> Any:
     """The cumulative maximum or minimum, and its index: of the last one among equals or NaN.
 
-    Args:
-        is_better: ``torch.ge`` for the maximum, ``torch.le`` for the minimum.
-        x: The input.
-        dim: The dimension along which to go.
+    ``is_better`` is ``torch.ge`` for the maximum, ``torch.le`` for the minimum.
     """
-    if not x.dim():
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     parts = _parts(x, dim)
     if not parts or x.dtype is torch.bool:
         return NotImplemented

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 import torch.fx
 
 from composer import _torch
 from composer.lowering.operators.entry import Operator, Operators
+from composer.lowering.operators.guards import are_known, only_for
 from composer.lowering.operators.layouts import lying_as_in_eager
-from composer.lowering.operators.reductions import over_one_element
+from composer.lowering.operators.reductions import over_vector
 
 aten = torch.ops.aten
 
@@ -21,16 +22,10 @@ aten = torch.ops.aten
 def entries() -> Operators:
     """The entries of this module."""
     return {
-        **_read(),
         **lying_as_in_eager(_put()),
         aten.index_put.default: _indexed(aten.index_put.default, "shapes:index_put"),
         aten._unsafe_index_put.default: _indexed(aten._unsafe_index_put.default),
         aten.masked_scatter_backward.default: Operator(masked_scatter_backward),
-    }
-
-
-def _read() -> Operators:
-    return {
         aten.index.Tensor: _indexed(aten.index.Tensor),
         aten._unsafe_index.Tensor: _indexed(aten._unsafe_index.Tensor),
         aten.embedding.default: Operator(translate="comparisons:embedding"),
@@ -42,39 +37,46 @@ def _read() -> Operators:
 def _put() -> Operators:
     src, add, value = aten.scatter.src, aten.scatter_add.default, aten.scatter.value
     return {
-        src: Operator(functools.partial(scatter_part, src), translate="comparisons:scatter"),
-        add: Operator(functools.partial(scatter_part, add), translate="comparisons:scatter_add"),
-        value: Operator(
-            functools.partial(over_one_element, value), translate="comparisons:scatter_value"
-        ),
-        aten.scatter_reduce.two: Operator(
-            scatter_reduce, translate="comparisons:scatter_reduce", unsupported=(scatter_mean,)
+        src: over_vector(src, partial(scatter_part, src), translate="comparisons:scatter"),
+        add: over_vector(add, partial(scatter_part, add), translate="comparisons:scatter_add"),
+        value: over_vector(value, translate="comparisons:scatter_value"),
+        aten.scatter_reduce.two: over_vector(
+            aten.scatter_reduce.two,
+            scatter_reduce,
+            translate="comparisons:scatter_reduce",
+            unsupported=(scatter_mean,),
         ),
         aten.scatter.reduce: Operator(scatter),
         aten.scatter.value_reduce: Operator(scatter),
-        aten.index_reduce.default: Operator(index_reduce),
+        aten.index_reduce.default: over_vector(aten.index_reduce.default, index_reduce),
         aten.put.default: Operator(put),
     }
 
 
 def _indexed(operator: Any, translate: str = "") -> Operator:
     """The entry of an operator whose translation passes indices on with their own dtype."""
-    return Operator(functools.partial(with_long_indices, operator), translate=translate)
+    return Operator(partial(with_long_indices, operator), translate=translate)
 
 
 def with_long_indices(
-    operator: Any, x: torch.Tensor, indices: Sequence[torch.Tensor | None], *args: Any, **how: Any
+    operator: Any,
+    x: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """The call with int32 indices cast to int64, which ONNX requires.
 
     The backward of ``unfold``, for example, has int32 indices.
     """
-    if not any(each is not None and each.dtype is torch.int32 for each in indices):
+    if not any(map(_is_int32, indices)):
         return NotImplemented
-    longer = [
-        each.long() if each is not None and each.dtype is torch.int32 else each for each in indices
-    ]
-    return operator(x, longer, *args, **how)
+    longer = [each.long() if _is_int32(each) else each for each in indices]
+    return operator(x, longer, *args, **kwargs)
+
+
+def _is_int32(index: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    return index is not None and index.dtype is torch.int32
 
 
 def index_reduce(
@@ -87,9 +89,6 @@ def index_reduce(
     include_self: bool = True,
 ) -> Any:
     """``aten.index_reduce`` as ``scatter_reduce`` with the index repeated over each slice."""
-    if not x.dim():
-        how: dict[str, Any] = {"reduce": reduce, "include_self": include_self}
-        return over_one_element(aten.index_reduce.default, x, dim, index, source, **how)
     shape = [1] * x.dim()
     shape[dim] = index.numel()
     places = index.reshape(shape).expand(source.shape)
@@ -97,17 +96,16 @@ def index_reduce(
 
 
 def scatter_part(
-    operator: Any, x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, **how: Any
+    operator: Any, x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, **kwargs: Any
 ) -> Any:
     """The scatter with the source cut to the shape of the index; ONNX requires equal shapes."""
-    if not x.dim():
-        return over_one_element(operator, x, dim, index, src, **how)
-    static = all(isinstance(size, int) for size in (*index.shape, *src.shape))
-    if not static or not index.dim() or index.shape == src.shape:
+    if not are_known((*index.shape, *src.shape)) or index.shape == src.shape:
+        return NotImplemented
+    if not index.dim():
         return NotImplemented
     for along, size in enumerate(index.shape):
         src = src.narrow(along, 0, size)
-    return operator(x, dim, index, src, **how)
+    return operator(x, dim, index, src, **kwargs)
 
 
 def scatter_reduce(
@@ -120,15 +118,15 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> Any:
     """``aten.scatter_reduce``; a mean is computed as a sum divided by a count."""
-    if reduce != "mean" or not x.dtype.is_floating_point or not x.dim():
-        how = {"include_self": include_self}
-        operator = functools.partial(aten.scatter_reduce.two, reduce=reduce)
-        return scatter_part(operator, x, dim, index, src, **how)
-    ones = torch.ones_like(src)
-    start = torch.ones_like(x) if include_self else torch.zeros_like(x)
-    count = torch.scatter_add(start, dim, index, ones)
-    total = torch.scatter_add(x if include_self else torch.zeros_like(x), dim, index, src)
-    return torch.where(count == 0, x, total / count)
+    if reduce != "mean" or not x.dtype.is_floating_point:
+        operator = partial(aten.scatter_reduce.two, reduce=reduce, include_self=include_self)
+        return scatter_part(operator, x, dim, index, src)
+    counts, sums = torch.zeros_like(x), torch.zeros_like(x)
+    if include_self:
+        counts, sums = torch.ones_like(x), x
+    counts = torch.scatter_add(counts, dim, index, torch.ones_like(src))
+    sums = torch.scatter_add(sums, dim, index, src)
+    return torch.where(counts == 0, x, sums / counts)
 
 
 def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce: str) -> Any:
@@ -140,15 +138,14 @@ def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce:
     return aten.scatter_reduce.two(x, dim, index, src, "prod")
 
 
+@only_for(torch.Tensor.dim)
+@only_for(_torch.tensors.is_row_major)
 def put(
     x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
 ) -> Any:
     """``aten.put`` as ``index_put`` into the flattened tensor."""
-    if not x.dim() or not _torch.tensors.is_row_major(x):
-        return NotImplemented
-    flat = aten.index_put.default(
-        x.reshape(-1), (index.reshape(-1),), source.reshape(-1), accumulate
-    )
+    places = (index.reshape(-1),)
+    flat = aten.index_put.default(x.reshape(-1), places, source.reshape(-1), accumulate)
     return flat.reshape(x.shape)
 
 

@@ -3,74 +3,65 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.fx
 
-aten = torch.ops.aten
+from composer.lowering.operators.entry import Function
+from composer.lowering.operators.guards import only_for
 
 
-def of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
+def of_floats(function: Function) -> Function:
     """A decorator that casts the operands to the dtype to which eager promotes them.
 
     Half precision is computed in float32 and rounded once. Calls with another result than floats
     are declined, and so are calls with numbers only, such as ``torch.div(16, 4)``.
     """
-
-    @functools.wraps(function)
-    def guarded(*values: Any) -> Any:
-        dtype = _dtype_of(*values)
-        if dtype is None or not dtype.is_floating_point:
-            return NotImplemented
-        wide = dtype if dtype.itemsize > 2 else torch.float32
-        result = function(*(v.to(wide) if isinstance(v, torch.Tensor) else v for v in values))
-        return result if wide is dtype else result.to(dtype)
-
-    return guarded
+    return functools.partial(_call_on_floats, function)
 
 
-def _dtype_of(*values: Any) -> torch.dtype | None:
-    """The dtype to which eager promotes one or two values; ``None`` if all are numbers."""
-    if not any(isinstance(each, torch.Tensor) for each in values):
-        return None
-    first, *rest = (each if isinstance(each, torch.Tensor) else _like(each) for each in values)
-    return torch.result_type(first, rest[0] if rest else first)
+def _call_on_floats(function: Function, *values: Any) -> Any:
+    dtype = torch.result_type(_typed_zero(values[0]), _typed_zero(values[-1]))
+    has_tensor = any(isinstance(value, torch.Tensor) for value in values)
+    if not has_tensor or not dtype.is_floating_point:
+        return NotImplemented
+    wide = dtype if dtype.itemsize > 2 else torch.float32
+    result: torch.Tensor = function(*(_cast(value, wide) for value in values))
+    return result.to(dtype)
 
 
-def _like(number: Any) -> int | float:
-    """A zero of the type of the number, which may be a symbol."""
-    return 0.0 if isinstance(number, float | torch.SymFloat) else 0
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) else value
 
 
-def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
+def _typed_zero(value: Any) -> torch.Tensor | int | float:
+    """A tensor as it is, or zero of the type of a number, which may be a symbol."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return 0.0 if isinstance(value, float | torch.SymFloat) else 0
+
+
+def in_double(function: Function) -> Function:
     """A decorator that computes in float64 and rounds once.
 
     Float64 itself is declined: the series here are not exact enough for it.
     """
-
-    @functools.wraps(function)
-    def widened(*values: Any) -> Any:
-        x = values[-1]
-        if not x.dtype.is_floating_point or x.dtype is torch.float64:
-            return NotImplemented
-        return function(*values[:-1], x.double()).to(x.dtype)
-
-    return widened
+    return functools.partial(_call_on_double, function)
 
 
-def of_doubles(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that declines all dtypes but float64.
+def _call_on_double(function: Function, *values: Any) -> Any:
+    x = values[-1]
+    if not x.dtype.is_floating_point or x.dtype is torch.float64:
+        return NotImplemented
+    return function(*values[:-1], x.double()).to(x.dtype)
 
-    The translation of the operator keeps its constants in float32, which is enough for the others.
-    """
 
-    @functools.wraps(function)
-    def narrowed(x: torch.Tensor, *numbers: float) -> Any:
-        return function(x, *numbers) if x.dtype is torch.float64 else NotImplemented
+of_doubles = only_for(lambda x: x.dtype is torch.float64)
+"""A decorator that declines all dtypes but float64.
 
-    return narrowed
+The translation of the operator keeps its constants in float32, which is enough for the others.
+"""
 
 
 def held(number: Any, other: Any) -> Any:
@@ -78,8 +69,9 @@ def held(number: Any, other: Any) -> Any:
 
     Anything else is returned as it is.
     """
-    is_float = isinstance(other, torch.Tensor) and other.dtype.is_floating_point
-    if not is_float or isinstance(number, torch.Tensor):
+    if isinstance(number, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return number
+    if not other.dtype.is_floating_point:
         return number
     return torch.full((), number, dtype=other.dtype, device=other.device)
 

@@ -11,6 +11,7 @@ import torch
 
 from composer.lowering.operators.convolution import of_length
 from composer.lowering.operators.entry import Function, Operator, Operators
+from composer.lowering.operators.guards import are_known
 
 aten = torch.ops.aten
 
@@ -43,13 +44,15 @@ def avg_pool_backward(dims: int) -> Function:
     ) -> Any:
         if not _are_known(grad, x):
             return NotImplemented
-        sizes, counts = x.shape[-dims:], grad.shape[-dims:]
-        windows = [of_length(each, dims) for each in (kernel_size, stride or kernel_size, padding)]
-        along = [_Along(*each) for each in zip(sizes, counts, *windows, strict=True)]
+        counts = grad.shape[-dims:]
+        kernel = of_length(kernel_size, dims)
+        step, pad = of_length(stride or kernel_size, dims), of_length(padding, dims)
+        along = list(map(_Along, x.shape[-dims:], counts, kernel, step, pad))
+        has_equal_windows = not ceil_mode and (count_include_pad or not any(padding))
         if divisor_override is not None:
             grad = grad / divisor_override
-        elif not ceil_mode and (count_include_pad or not any(padding)):
-            grad = grad / math.prod(each.kernel for each in along)
+        elif has_equal_windows:
+            grad = grad / math.prod(kernel)
         else:
             grad = _over_lengths(grad, along, counted=count_include_pad)
         spread = _spread(grad.reshape(-1, 1, *counts), along)
@@ -100,13 +103,15 @@ def _spread(planes: torch.Tensor, along: Sequence[_Along]) -> torch.Tensor:
     computed in full for every smaller map.
     """
     along = [each._replace(kernel=min(each.kernel, each.size + each.pad)) for each in along]
-    kernel, step, pad = ([each[i] for each in along] for i in (2, 3, 4))
+    _, _, kernel, step, pad = map(list, zip(*along, strict=True))
     ones = torch.ones([1, 1, *kernel], dtype=planes.dtype, device=planes.device)
     spread = functools.partial(torch.convolution, planes, ones, None, step)
     none, once = [0] * len(along), [1] * len(along)
     if all(0 <= each.spare < each.step for each in along):
         return spread(pad, once, True, [each.spare for each in along], 1)
-    ends = [end for each in reversed(along) for end in (-each.pad, each.spare - each.pad)]
+    ends: list[int] = []
+    for each in reversed(along):
+        ends += [-each.pad, each.spare - each.pad]
     return torch.constant_pad_nd(spread(none, once, True, none, 1), ends)
 
 
@@ -115,7 +120,7 @@ def adaptive_avg_pool_backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
     if not _are_known(grad, x):
         return NotImplemented
     (height, width), (rows, columns) = x.shape[-2:], grad.shape[-2:]
-    if not rows or not columns or height % rows or width % columns:
+    if height % rows or width % columns:
         return NotImplemented
     window = height // rows, width // columns
     spread = (grad / math.prod(window)).unsqueeze(-2).unsqueeze(-1)
@@ -124,10 +129,13 @@ def adaptive_avg_pool_backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
 
 
 def _laid_out_as(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    usual = not last or x.is_contiguous()
-    return grad if usual else grad.contiguous(memory_format=torch.channels_last)
+    if x.dim() != 4 or x.is_contiguous():
+        return grad
+    is_channels_last = x.is_contiguous(memory_format=torch.channels_last)
+    return grad.contiguous(memory_format=torch.channels_last) if is_channels_last else grad
 
 
-def _are_known(*tensors: torch.Tensor) -> bool:
-    return all(isinstance(size, int) and size for each in tensors for size in each.shape)
+def _are_known(grad: torch.Tensor, x: torch.Tensor) -> bool:
+    """True if all sizes are known, and none is zero."""
+    sizes = (*grad.shape, *x.shape)
+    return are_known(sizes) and 0 not in sizes

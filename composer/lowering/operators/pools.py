@@ -17,6 +17,7 @@ import torch.fx
 from composer import _torch
 from composer.lowering.operators.convolution import of_length
 from composer.lowering.operators.entry import Operator, Operators, Rule, always, operands_of
+from composer.lowering.operators.guards import are_known, only_for
 
 aten = torch.ops.aten
 
@@ -75,12 +76,12 @@ def mean_pool(
     """
     dims = 2 if operator is aten.avg_pool2d.default else 3
     if ceil_mode and not reaches_further(x.shape[-dims:], kernel_size, stride, padding):
-        how = (count_include_pad, divisor_override)
-        return operator(x, kernel_size, stride, padding, False, *how)
+        rest = (False, count_include_pad, divisor_override)
+        return operator(x, kernel_size, stride, padding, *rest)
     if divisor_override is None or not x.dtype.is_floating_point:
         return NotImplemented
     if ceil_mode:
-        if any(each is None for each in _counts(x.shape[-dims:], kernel_size, stride, padding)):
+        if not are_known(x.shape[-dims:]):
             return NotImplemented
         x = _with_whole_windows(x, kernel_size, stride or kernel_size, padding, dims)
         padding = (0,)
@@ -97,34 +98,37 @@ def _with_whole_windows(
 ) -> torch.Tensor:
     """The input padded with zeros up to the end of the last window of ``ceil_mode``."""
     sizes = x.shape[-dims:]
-    counts = [each[1] for each in _counts(sizes, kernel_size, stride, padding) if each]
     pads: list[int] = []
-    each = partial(of_length, dims=dims)
-    windows = zip(sizes, counts, *map(each, (kernel_size, stride, padding)), strict=True)
-    for size, count, kernel, step, pad in reversed(list(windows)):
+    for size, kernel, step, pad, gap in reversed(_windows(sizes, kernel_size, stride, padding)):
+        _, count, _ = _count(size, kernel, step, pad, gap)
         pads += [pad, (count - 1) * step + kernel - size - pad]
     return torch.nn.functional.pad(x, pads)
 
 
+@only_for(_torch.tensors.is_row_major)
 def adaptive_mean_pool3d(x: torch.Tensor, output_size: Sequence[int]) -> Any:
     """Adaptive mean pooling along one dimension after the other, with one mean per window.
 
     It is declined if there are many windows, or if a size is not known.
     """
-    sizes = [*x.shape[-3:], *output_size]
-    if not all(isinstance(each, int) for each in sizes) or max(output_size) > _MOST_WINDOWS:
+    if not are_known((*x.shape[-3:], *output_size)) or max(output_size) > _MOST_WINDOWS:
         return NotImplemented
-    if _torch.symbols.may_be_empty(x) or x.dtype.itemsize < 4 or not _torch.tensors.is_row_major(x):
+    if _torch.symbols.may_be_empty(x) or x.dtype.itemsize < 4:
         return NotImplemented
-    for place, count in enumerate(output_size, -3):
-        size = x.shape[place]
-        if size % count == 0:  # windows of one length, side by side
-            x = torch.unflatten(x, place, (count, size // count)).mean(place)
-            continue
-        ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
-        means = [x.narrow(place, i, end - i).mean(place, keepdim=True) for i, end in ends]
-        x = torch.cat(means, place)
+    for dim, count in enumerate(output_size, -3):
+        x = _means_along(x, dim, count)
     return x
+
+
+def _means_along(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+    size = x.shape[dim]
+    if size % count == 0:  # windows of one length, side by side
+        return torch.unflatten(x, dim, (count, size // count)).mean(dim)
+    means = []
+    for i in range(count):
+        start, end = i * size // count, -(-(i + 1) * size // count)
+        means.append(x.narrow(dim, start, end - start).mean(dim, keepdim=True))
+    return torch.cat(means, dim)
 
 
 def max_pool(
@@ -161,36 +165,39 @@ def reaches_further(sizes: Sequence[int], *window: Sequence[int]) -> bool:
         sizes: The sizes of the pooled dimensions.
         window: Kernel, stride, padding and optionally dilation, as the operators take them.
     """
-    return any(each is None or each[0] < each[1] for each in _counts(sizes, *window))
+    if not are_known(sizes):
+        return True
+    return any(floored < counted for floored, counted, _ in _counts(sizes, *window))
 
 
 def miscounted(sizes: Sequence[int], *window: Sequence[int]) -> bool:
     """True if ONNX's shape inference counts a window that torch drops."""
-    return any(each is not None and each[1] < each[2] for each in _counts(sizes, *window))
+    return any(counted < inferred for _, counted, inferred in _counts(sizes, *window))
 
 
-def _counts(
+def _windows(
     sizes: Sequence[int],
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
-) -> list[tuple[int, int, int] | None]:
-    """For each dimension the number of windows: without ``ceil_mode``, torch's with it, and ONNX's.
-
-    ``None`` for a dimension of dynamic size.
-    """
-    each = partial(of_length, dims=len(sizes))
-    windows = map(each, (kernel_size, stride or kernel_size, padding, dilation))
-    return [_count(*one) for one in zip(sizes, *windows, strict=True)]
+) -> list[tuple[int, int, int, int, int]]:
+    """For each dimension its size, and the kernel, stride, padding and dilation along it."""
+    along = partial(of_length, dims=len(sizes))
+    window = map(along, (kernel_size, stride or kernel_size, padding, dilation))
+    return list(zip(sizes, *window, strict=True))
 
 
-def _count(size: Any, kernel: int, step: int, pad: int, gap: int) -> tuple[int, int, int] | None:
-    if not isinstance(size, int):
-        return None
+def _counts(sizes: Sequence[int], *window: Sequence[int]) -> list[tuple[int, int, int]]:
+    """The numbers of windows along each dimension whose size is known, see :func:`_count`."""
+    return [_count(*each) for each in _windows(sizes, *window) if isinstance(each[0], int)]
+
+
+def _count(size: int, kernel: int, step: int, pad: int, gap: int) -> tuple[int, int, int]:
+    """The number of windows: without ``ceil_mode``, torch's with it, and ONNX's with it."""
     room = size + 2 * pad - gap * (kernel - 1) - 1
-    plain, most = room // step + 1, -(-room // step) + 1
-    return plain, most - ((most - 1) * step >= size + pad), most
+    floored, inferred = room // step + 1, -(-room // step) + 1
+    return floored, inferred - ((inferred - 1) * step >= size + pad), inferred
 
 
 def divisor_override(node: torch.fx.Node) -> str | None:
@@ -202,10 +209,7 @@ def divisor_override(node: torch.fx.Node) -> str | None:
 def windows_in_padding(dims: int, names: Sequence[str], node: torch.fx.Node) -> str | None:
     """Why a pool must not be translated: ONNX's shape inference counts a window that torch drops.
 
-    Args:
-        dims: The number of pooled dimensions.
-        names: The names of the arguments that define the window.
-        node: The call.
+    The pool has ``dims`` dimensions; ``names`` are those of the arguments that define its window.
     """
     if not _torch.operators.argument(node, "ceil_mode"):
         return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.fx
 
-from composer.lowering.operators.entry import MOST_ADDED, WIDE, Operator, Operators
+from composer.lowering.operators.entry import Operator, Operators
+from composer.lowering.operators.guards import is_wide, may_add, only_for
 from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
@@ -37,9 +36,12 @@ def add_matrix_vector(
     """``aten.addmv``; ``x`` is not read if ``beta`` is zero, since it may then hold NaN."""
     if not x.dtype.is_floating_point:
         alpha, beta = int(alpha), int(beta)
-    product = torch.mv(matrix, vector)
-    product = product if alpha == 1 else product * alpha
-    return product if beta == 0 else product + (x if beta == 1 else x * beta)
+    product = _times(alpha, torch.mv(matrix, vector))
+    return product if beta == 0 else product + _times(beta, x)
+
+
+def _times(factor: Any, x: torch.Tensor) -> torch.Tensor:
+    return x if factor == 1 else x * factor
 
 
 def addmm(
@@ -61,8 +63,7 @@ def addbmm(
     The exporter's translation sums as floats, so integers are summed in their own dtype here.
     """
     if x.dtype.is_floating_point or x.dtype is torch.bool:
-        how = {"beta": beta, "alpha": alpha}
-        return alone(lambda a, b: torch.bmm(a, b).sum(0), x, a, b, **how)
+        return alone(lambda *both: torch.bmm(*both).sum(0), x, a, b, beta=beta, alpha=alpha)
     added = torch.bmm(a, b).sum(0, dtype=x.dtype) * int(alpha)
     return added + x * int(beta) if int(beta) else added
 
@@ -83,7 +84,7 @@ def alone(
     """
     if not isinstance(beta, int | float) or beta != 0:
         return NotImplemented
-    return product(a, b) if alpha == 1 else product(a, b) * alpha
+    return _times(alpha, product(a, b))
 
 
 def trilinear(
@@ -107,11 +108,9 @@ def trilinear(
 
 
 def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) -> Any:
-    """The norms of all differences, unless these have more than ``MOST_ADDED`` elements."""
+    """The norms of all differences, unless these have too many elements."""
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
-    if not all(isinstance(size, int) for size in difference.shape):
-        return NotImplemented
-    if not 0 < difference.numel() <= MOST_ADDED:
+    if not may_add(difference.numel()):
         return NotImplemented
     if p == 0:  # vector_norm would count NaN as one; eager gives NaN here
         differs = torch.where(difference != difference, difference, 1.0)
@@ -119,14 +118,14 @@ def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) 
     return torch.linalg.vector_norm(difference, p, -1)
 
 
+@only_for(is_wide)
 def cdist_backward(
     grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, p: float, distances: torch.Tensor
 ) -> Any:
     """The gradient of Euclidean distances with respect to ``a``; zero between equal points."""
-    if p != 2 or a.dtype not in WIDE or a.shape[:-2] != b.shape[:-2]:
+    if p != 2 or a.shape[:-2] != b.shape[:-2]:
         return NotImplemented
-    sizes = (*a.shape, b.shape[-2])
-    if not all(isinstance(size, int) for size in sizes) or not 0 < math.prod(sizes) <= MOST_ADDED:
+    if not may_add(a.numel() * b.shape[-2]):
         return NotImplemented
     slopes = torch.where(distances == 0, 0.0, grad / distances)
     return ((a.unsqueeze(-2) - b.unsqueeze(-3)) * slopes.unsqueeze(-1)).sum(-2)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import WIDE, Operator, Operators
+from composer.lowering.operators.entry import Function, Operator, Operators, stays
+from composer.lowering.operators.guards import is_float32, is_on_cpu, only_for
 from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
@@ -19,38 +19,30 @@ aten = torch.ops.aten
 
 def entries() -> Operators:
     """The entries of this module."""
+    amax, amin, most, least = aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim
+    norm = aten.linalg_vector_norm.default
+    of_booleans = only_for(lambda x: x.dtype is torch.bool)
+    any_of_booleans, all_of_booleans = of_booleans(torch.any), of_booleans(torch.all)
     written_out = {
         aten.mean.default: Operator(mean),
         aten.mean.dim: Operator(mean),
-        aten.sum.default: Operator(total),
-        aten.sum.dim_IntList: Operator(total),
-        aten.prod.dim_int: _over_one_element(aten.prod.dim_int),
-        aten.logsumexp.default: _over_one_element(aten.logsumexp.default),
-        aten.any.dim: Operator(functools.partial(truth_along, aten.any.dim)),
-        aten.any.dims: Operator(functools.partial(truth_along, aten.any.dims)),
-        aten.all.dim: Operator(functools.partial(truth_along, aten.all.dim)),
-        aten.all.dims: Operator(functools.partial(truth_along, aten.all.dims)),
-        aten.amax.default: Operator(
-            functools.partial(extreme, aten.amax.default, True), translate="comparisons:amax"
-        ),
-        aten.amin.default: Operator(
-            functools.partial(extreme, aten.amin.default, False), translate="comparisons:amin"
-        ),
-        aten.max.default: Operator(
-            functools.partial(extreme_of_all, True), translate="comparisons:maximum_of_all"
-        ),
-        aten.min.default: Operator(
-            functools.partial(extreme_of_all, False), translate="comparisons:minimum_of_all"
-        ),
-        aten.max.dim: Operator(
-            functools.partial(extreme_along, aten.max.dim), translate="comparisons:max_dim"
-        ),
-        aten.min.dim: Operator(
-            functools.partial(extreme_along, aten.min.dim), translate="comparisons:min_dim"
-        ),
-        aten.argmax.default: _over_one_element(aten.argmax.default, "comparisons:argmax"),
-        aten.argmin.default: _over_one_element(aten.argmin.default, "comparisons:argmin"),
-        aten.linalg_vector_norm.default: Operator(vector_norm),
+        aten.sum.default: over_vector(aten.sum.default, total),
+        aten.sum.dim_IntList: over_vector(aten.sum.dim_IntList, total),
+        aten.prod.dim_int: over_vector(aten.prod.dim_int),
+        aten.logsumexp.default: over_vector(aten.logsumexp.default),
+        aten.any.dim: over_vector(aten.any.dim, partial(truth_along, aten.any.dim)),
+        aten.any.dims: over_vector(aten.any.dims, partial(truth_along, aten.any.dims)),
+        aten.all.dim: over_vector(aten.all.dim, partial(truth_along, aten.all.dim)),
+        aten.all.dims: over_vector(aten.all.dims, partial(truth_along, aten.all.dims)),
+        amax: Operator(partial(extreme, amax, aten.any.dims), translate="comparisons:amax"),
+        amin: Operator(partial(extreme, amin, aten.all.dims), translate="comparisons:amin"),
+        aten.max.default: Operator(any_of_booleans, translate="comparisons:maximum_of_all"),
+        aten.min.default: Operator(all_of_booleans, translate="comparisons:minimum_of_all"),
+        most: over_vector(most, partial(extreme_along, most), translate="comparisons:max_dim"),
+        least: over_vector(least, partial(extreme_along, least), translate="comparisons:min_dim"),
+        aten.argmax.default: over_vector(aten.argmax.default, translate="comparisons:argmax"),
+        aten.argmin.default: over_vector(aten.argmin.default, translate="comparisons:argmin"),
+        norm: over_vector(norm, vector_norm),
     }
     nll = aten.nll_loss_forward.default
     return lying_as_in_eager(written_out) | {
@@ -58,15 +50,10 @@ def entries() -> Operators:
         aten.var_mean.correction: Operator(variance_and_mean),
         aten.mse_loss.default: Operator(mean_square_error),
         aten.smooth_l1_loss_backward.default: Operator(smooth_l1_backward),
-        # Onnxscript 0.7 gives a wrong total weight, by which the backward divides: the number of
-        # elements of the loss. Gradients of a mean were too large by a factor of the batch size.
+        # In onnxscript 0.7 the total weight, by which the backward divides, is the loss's number of
+        # elements (microsoft/onnxscript#1784): the batch size was a factor of a mean's gradients.
         nll: Operator(_torch.operators.decomposition_of(nll)),
     }
-
-
-def _over_one_element(operator: Any, translate: str = "") -> Operator:
-    """The entry of an operator that accepts a tensor without dimensions; ONNX's does not."""
-    return Operator(functools.partial(over_one_element, operator), translate=translate)
 
 
 _MANY, _AT_ONCE = 2**16, 2**7
@@ -76,22 +63,33 @@ Engines lose digits in long sums: of four million elements, ONNX Runtime 1.32 lo
 (microsoft/onnxruntime#28450) and OpenVINO 2026.4 the second. Eager sums in parts, too."""
 
 
-def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The operator applied to a vector of one element, if ``x`` has no dimensions.
+def over_vector(operator: Any, decompose: Function = stays, **fields: Any) -> Operator:
+    """The entry of an operator that accepts a tensor without dimensions; ONNX's does not.
 
-    For all other tensors it returns ``NotImplemented``.
+    Such a call is made on a vector of one element instead. Calls with other tensors are decomposed
+    by ``decompose``. ``fields`` are other fields of the entry.
     """
+    return Operator(partial(_over_vector, operator, decompose), **fields)
+
+
+def _over_vector(
+    operator: Any, decompose: Function, x: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
     if x.dim():
-        return NotImplemented
+        return decompose(x, *args, **kwargs)
     leaves, rebuild = _torch.tensors.flatten((x, args, kwargs))
-    vector, args, kwargs = rebuild([_as_vector(leaf) for leaf in leaves])
+    vector, args, kwargs = rebuild([*map(_as_vector, leaves)])
     leaves, rebuild = _torch.tensors.flatten(operator(vector, *args, **kwargs))
-    return rebuild([leaf.reshape(()) if leaf.numel() == 1 else leaf for leaf in leaves])
+    return rebuild([*map(_as_number, leaves)])
 
 
 def _as_vector(value: Any) -> Any:
     is_number = isinstance(value, torch.Tensor) and not value.dim()
     return value.reshape(1) if is_number else value
+
+
+def _as_number(result: torch.Tensor) -> torch.Tensor:
+    return result.reshape(()) if result.numel() == 1 else result
 
 
 def truth_along(
@@ -104,9 +102,7 @@ def truth_along(
     """
     if x.dtype == torch.uint8:
         return operator(x != 0, dim, keepdim).to(torch.uint8)
-    if isinstance(dim, Sequence) and not dim:
-        return x != 0
-    return over_one_element(operator, x, dim, keepdim)
+    return x != 0 if dim in ([], ()) else NotImplemented
 
 
 def mean(
@@ -122,21 +118,20 @@ def mean(
     """
     if dtype is not None and dtype is not x.dtype:
         return aten.mean.dim(x.to(dtype), dim, keepdim)
+    if not x.dim():
+        return x.clone()
     summed = cascade(x, dim, keepdim)
-    if summed is not NotImplemented:
-        return summed / count_of(x, dim)
-    return NotImplemented if x.dim() else x.clone()
+    return summed if summed is NotImplemented else summed / count_of(x, dim)
 
 
+@only_for(is_float32)
+@only_for(is_on_cpu)
 def cascade(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Any:
     """The sum of many float32 numbers on a CPU, computed in parts; else ``NotImplemented``."""
-    places = sorted(dim % x.dim() for dim in dims or range(x.dim())) if x.dim() else []
-    if x.dtype is not torch.float32 or x.device.type != "cpu":
+    count = count_of(x, dims)
+    if not isinstance(count, int) or count < _MANY:
         return NotImplemented
-    if not all(isinstance(x.shape[dim], int) for dim in places):
-        return NotImplemented
-    if math.prod(x.shape[dim] for dim in places) < _MANY:
-        return NotImplemented
+    places = sorted(all_dims(x, dims))
     for dim in reversed(places):
         x = _sum_along(x, dim)
     return x if keepdim else x.squeeze(places)
@@ -148,17 +143,21 @@ def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:
     if size <= 2 * _AT_ONCE:
         return torch.sum(x, [dim], keepdim=True)
     parts, rest = divmod(size, _AT_ONCE)
-    whole = x.narrow(dim, 0, size - rest) if rest else x
+    if rest:
+        whole, last = x.narrow(dim, 0, size - rest), x.narrow(dim, size - rest, rest)
+        return _sum_along(whole, dim) + torch.sum(last, [dim], keepdim=True)
     shape = (*x.shape[:dim], parts, _AT_ONCE, *x.shape[dim + 1 :])
-    found = _sum_along(whole.reshape(shape).sum(dim + 1), dim)
-    return (
-        found + torch.sum(x.narrow(dim, size - rest, rest), [dim], keepdim=True) if rest else found
-    )
+    return _sum_along(x.reshape(shape).sum(dim + 1), dim)
+
+
+def all_dims(x: torch.Tensor, dims: Sequence[int] | None) -> list[int]:
+    """The reduced dimensions, counted from the front; if none are given, all."""
+    return [dim % x.dim() for dim in dims or range(x.dim())]
 
 
 def count_of(x: torch.Tensor, dims: Sequence[int] | None) -> int:
-    """The number of elements that are reduced to one."""
-    return math.prod(x.shape[dim] for dim in dims or range(x.dim()))
+    """The number of elements that are reduced to one; a symbol if a size is dynamic."""
+    return math.prod(x.shape[dim] for dim in all_dims(x, dims))
 
 
 def variance(
@@ -176,6 +175,8 @@ def variance(
     return found if found is NotImplemented else found[0]
 
 
+@only_for(is_float32)
+@only_for(torch.Tensor.dim)
 def variance_and_mean(
     x: torch.Tensor,
     dim: Sequence[int] | None = None,
@@ -184,12 +185,12 @@ def variance_and_mean(
     keepdim: bool = False,
 ) -> Any:
     """``aten.var_mean`` in the cases of :func:`variance`."""
-    correction = 1 if correction is None else correction
-    dims = [each % x.dim() for each in dim or range(x.dim())] if x.dim() else []
-    if not dims or not all(isinstance(x.shape[each], int) for each in dims):
+    dims, count = all_dims(x, dim), count_of(x, dim)
+    if not isinstance(count, int):
         return NotImplemented
-    count = count_of(x, dims)
-    if x.dtype is not torch.float32 or not (count >= _MANY or 0 < count < correction):
+    correction = 1 if correction is None else correction
+    is_small = 0 < count < correction
+    if not is_small and count < _MANY:
         return NotImplemented
     mean = torch.mean(x, dims, keepdim=True)
     squares = torch.square(x - mean)
@@ -205,27 +206,23 @@ def total(
     dtype: torch.dtype | None = None,
 ) -> Any:
     """``aten.sum``; many float32 elements are summed in parts, see :func:`cascade`."""
-    if not x.dim():
-        return over_one_element(aten.sum.dim_IntList, x, dims, keepdim, dtype=dtype)
     return cascade(x, dims, keepdim) if dtype in (None, x.dtype) else NotImplemented
 
 
 def extreme(
-    operator: Any, largest: bool, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False
+    operator: Any,
+    of_booleans: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    dim: Sequence[int] = (),
+    keepdim: bool = False,
 ) -> Any:
     """``aten.amax`` or ``aten.amin`` with all dimensions given; of booleans ``any`` or ``all``."""
     if not x.dim():
         return x.clone()
+    dims = all_dims(x, dim)
     if x.dtype is torch.bool:
-        return (aten.any.dims if largest else aten.all.dims)(x, dim or range(x.dim()), keepdim)
-    return NotImplemented if dim else operator(x, list(range(x.dim())), keepdim)
-
-
-def extreme_of_all(largest: bool, x: torch.Tensor) -> Any:
-    """``aten.max`` or ``aten.min`` of booleans, as ``any`` or ``all``."""
-    if x.dtype is not torch.bool:
-        return NotImplemented
-    return torch.any(x) if largest else torch.all(x)
+        return of_booleans(x, dims, keepdim)
+    return NotImplemented if dim else operator(x, dims, keepdim)
 
 
 def extreme_along(operator: Any, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
@@ -233,8 +230,6 @@ def extreme_along(operator: Any, x: torch.Tensor, dim: int, keepdim: bool = Fals
 
     The backward of a product uses it to find the first zero.
     """
-    if not x.dim():
-        return over_one_element(operator, x, dim)
     if x.dtype is not torch.bool:
         return NotImplemented
     values, places = operator(x.to(torch.int32), dim, keepdim)
@@ -251,39 +246,42 @@ def vector_norm(
     that are not zero are counted, NaN included. The translation counts by signs, and OpenVINO
     2026.4 gives zero as the sign of NaN.
     """
-    if not x.dim():
-        return over_one_element(aten.linalg_vector_norm.default, x, ord, [0], dtype=dtype)
-    dims = dim or list(range(x.dim()))
+    dims, result_dtype = all_dims(x, dim), dtype or x.dtype
     if abs(ord) == math.inf:
-        largest = (torch.amax if ord > 0 else torch.amin)(torch.abs(x), dims, keepdim)
-        return largest if dtype is None else largest.to(dtype)
+        extreme = torch.amax if ord > 0 else torch.amin
+        return extreme(torch.abs(x), dims, keepdim).to(result_dtype)
     if ord == 0:
-        return torch.sum((x != 0).to(dtype or x.dtype), dims, keepdim)
-    if (dtype or x.dtype) is torch.float64 and ord not in (1, 2):
+        return torch.sum((x != 0).to(result_dtype), dims, keepdim)
+    norm: Any = NotImplemented
+    if ord in (1, 2) and result_dtype is x.dtype:
+        norm = _cascaded_norm(x, ord, dims, keepdim)
+    elif ord not in (1, 2) and result_dtype is torch.float64:
         powers = torch.pow(torch.abs(x.to(torch.float64)), ord)
-        return torch.pow(torch.sum(powers, dims, keepdim), 1 / ord)
-    if (dtype or x.dtype) is x.dtype and ord in (1, 2):
-        powers = torch.abs(x) if ord == 1 else x * x
-        summed = cascade(powers, dims, keepdim)
-        if summed is not NotImplemented:
-            return summed if ord == 1 else torch.sqrt(summed)
-    if dim:
-        return NotImplemented
-    return aten.linalg_vector_norm.default(x, ord, dims, keepdim, dtype=dtype)
+        norm = torch.pow(torch.sum(powers, dims, keepdim), 1 / ord)
+    if norm is NotImplemented and not dim:
+        return aten.linalg_vector_norm.default(x, ord, dims, keepdim, dtype=dtype)
+    return norm
 
 
-def mean_square_error(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
+def _cascaded_norm(x: torch.Tensor, ord: int, dims: Sequence[int], keepdim: bool) -> Any:
+    if ord == 1:
+        return cascade(torch.abs(x), dims, keepdim)
+    summed = cascade(x * x, dims, keepdim)
+    return summed if summed is NotImplemented else torch.sqrt(summed)
+
+
+_NO_REDUCTION, _MEAN = 0, 1
+"""Torch's numbers for the reductions ``"none"`` and ``"mean"``."""
+
+
+def mean_square_error(x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN) -> Any:
     """``aten.mse_loss`` of many elements, whose squares are summed by :func:`cascade`."""
-    difference = x - target
-    squares = difference * difference
-    summed = cascade(squares, None) if reduction else NotImplemented
-    if summed is NotImplemented:
+    if reduction == _NO_REDUCTION:
         return NotImplemented
-    return summed / count_of(squares, None) if reduction == 1 else summed
-
-
-_MEAN = 1
-"""Torch's number for the reduction ``"mean"``."""
+    difference = x - target
+    summed = cascade(difference * difference, None)
+    is_mean = reduction == _MEAN and summed is not NotImplemented
+    return summed / difference.numel() if is_mean else summed
 
 
 def smooth_l1_backward(
@@ -291,10 +289,10 @@ def smooth_l1_backward(
 ) -> Any:
     """``aten.smooth_l1_loss_backward``, with NaN where the loss is NaN.
 
-    The decomposition of torch 2.13 uses the sign of NaN, which is zero.
+    Torch's decomposition drops NaN up to version 2.15 (``tests/lowering/test_torch_faults.py``).
     """
     dtype = torch.result_type(x, target)
-    wide = dtype if dtype in WIDE else torch.float32
+    wide = torch.promote_types(dtype, torch.float32)
     difference = x.to(wide) - target.to(wide)
     slope = torch.where(difference <= -beta, -1.0, difference / beta)
     slope = torch.where(difference >= beta, 1.0, slope).to(wide)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch.fx
 
 from composer import _torch
 from composer.lowering.operators.entry import Operator, Operators, operands_of
+from composer.lowering.operators.guards import are_known, only_for
 
 aten = torch.ops.aten
 
@@ -51,11 +52,16 @@ def squeeze_ones(x: torch.Tensor) -> Any:
 
     Without them the rank of the result is not known, which not all engines support.
     """
-    return x.squeeze(
-        [dim for dim, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
-    )
+    return x.squeeze(_ones(x, range(x.dim())))
 
 
+def _ones(x: torch.Tensor, dims: Iterable[int]) -> list[int]:
+    """Those of the dimensions whose size is known to be one, the last first."""
+    ones = {dim % x.dim() for dim in dims if isinstance(x.shape[dim], int) and x.shape[dim] == 1}
+    return sorted(ones, reverse=True)
+
+
+@only_for(torch.Tensor.dim)
 def squeeze_several(x: torch.Tensor, dims: Sequence[int]) -> Any:
     """``aten.squeeze.dims`` as one ``aten.squeeze.dim`` per dimension.
 
@@ -63,20 +69,20 @@ def squeeze_several(x: torch.Tensor, dims: Sequence[int]) -> Any:
     them to make a view that the graph returns, such as the deviations that a batch norm saves for
     its backward. There were three per norm, which took half a millisecond.
     """
-    places = {dim % x.dim() for dim in dims} if x.dim() else set()
-    if not places or not all(isinstance(x.shape[each], int) for each in places):
+    if not are_known(x.shape[dim] for dim in dims):
         return NotImplemented
-    ones = [each for each in sorted(places, reverse=True) if x.shape[each] == 1]
-    for each in ones:
-        x = aten.squeeze.dim(x, each)
+    ones = _ones(x, dims)
+    for dim in ones:
+        x = aten.squeeze.dim(x, dim)
     return x if ones else aten.alias.default(x)
 
 
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     """``aten.stack`` of tensors with different dtypes, which are first cast to a common one."""
-    dtype = functools.reduce(torch.promote_types, (each.dtype for each in tensors))
-    if all(each.dtype is dtype for each in tensors):
+    dtypes = [each.dtype for each in tensors]
+    if len(set(dtypes)) == 1:
         return NotImplemented
+    dtype = functools.reduce(torch.promote_types, dtypes)
     return aten.stack.default([each.to(dtype) for each in tensors], dim)
 
 
@@ -86,8 +92,7 @@ def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
     Models for inputs of any size contain such pads, and ONNX Runtime would copy the tensor for
     each. Swin pads before every block, which made a call at a tiny size 1.03 times as long.
     """
-    nothing = all(isinstance(size, int) and size == 0 for size in pad)
-    return x.clone() if nothing else NotImplemented
+    return NotImplemented if not are_known(pad) or any(pad) else x.clone()
 
 
 def copy(x: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
@@ -107,18 +112,18 @@ def put_part(operator: Any, x: torch.Tensor, src: torch.Tensor, *place: Any, **p
     return operator(x, src.to(x.dtype), *place, **places)
 
 
+@only_for(_torch.tensors.is_row_major)
 def diagonal_scatter(
     x: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:
     """``aten.diagonal_scatter`` as ``index_put`` at the indices of the diagonal."""
-    if not _torch.tensors.is_row_major(x):
-        return NotImplemented
     along = torch.arange(src.shape[-1], device=x.device)
     places = along + max(-offset, 0), along + max(offset, 0)
     put = torch.index_put(x.movedim((dim1, dim2), (0, 1)), places, src.movedim(-1, 0))
     return put.movedim((0, 1), (dim1, dim2)).contiguous()
 
 
+@only_for(_torch.tensors.is_row_major)
 def as_strided_scatter(
     x: torch.Tensor,
     src: torch.Tensor,
@@ -130,11 +135,9 @@ def as_strided_scatter(
 
     The backward of a mean over images in channels-last format contains such a call.
     """
-    sizes = (*x.shape, *size, *stride, storage_offset or 0)
-    if not all(isinstance(each, int) for each in sizes) or not _torch.tensors.is_row_major(x):
+    if not are_known((*x.shape, *size, *stride)) or storage_offset or x.storage_offset():
         return NotImplemented
-    whole = math.prod(size) == x.numel() and _is_row_major(size, stride)
-    if not whole or x.storage_offset() or storage_offset:
+    if math.prod(size) != x.numel() or not _is_row_major(size, stride):
         return NotImplemented
     return src.contiguous().view(x.shape).clone()
 
@@ -147,17 +150,17 @@ def _is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 def dynamic_squeeze(node: torch.fx.Node) -> str | None:
     """Why a squeeze must not be translated: the size may be one in the first call only."""
-    if len(node.args) < 2:
-        return None
     (value,) = operands_of(node)
-    dims = node.args[1] if isinstance(node.args[1], list | tuple) else (node.args[1],)
-    sizes = [value.shape[dim] for dim in dims if value.dim()]  # type: ignore[index]
-    is_dynamic = any(not isinstance(size, int) for size in sizes)
-    return "a dynamic dimension is squeezed" if is_dynamic else None
+    if len(node.args) < 2 or not value.dim():
+        return None
+    dims: Any = node.args[1] if isinstance(node.args[1], list | tuple) else (node.args[1],)
+    if are_known(value.shape[dim] for dim in dims):
+        return None
+    return "a dynamic dimension is squeezed"
 
 
 def dynamic_diagonal(node: torch.fx.Node) -> str | None:
     """Why a diagonal must not be translated: it is read at indices, which have to be known."""
     (value,) = operands_of(node)
-    sizes = (value.shape[_torch.operators.argument(node, name)] for name in ("dim1", "dim2"))
-    return None if all(type(size) is int for size in sizes) else "a diagonal of dynamic size"
+    dims = [_torch.operators.argument(node, name) for name in ("dim1", "dim2")]
+    return None if are_known(value.shape[dim] for dim in dims) else "a diagonal of dynamic size"

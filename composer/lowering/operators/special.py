@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.fx
 
 from composer.lowering.operators.entry import Operator, Operators, always
 from composer.lowering.operators.layouts import lying_as_operands
@@ -134,7 +133,10 @@ def _polygamma(n: int, x: torch.Tensor) -> Any:
 
 
 def _cotangent(x: torch.Tensor) -> torch.Tensor:
-    """The cotangent of pi x, by sines: in float64 ONNX Runtime 1.31 has no cosine or tangent."""
+    """The cotangent of pi x, by sines, as ONNX Runtime has no tangent in float64.
+
+    It has a cosine from 1.32 on (microsoft/onnxruntime#28975).
+    """
     fraction = x - torch.round(x)
     return torch.sin(math.pi * (0.5 - fraction)) / torch.sin(math.pi * fraction)
 

@@ -17,13 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from composer.lowering.partition.regions import Region
-from composer.lowering.weights.by_address import (
-    BoundWeights,
-    Found,
-    WeightSet,
-    identities,
-    picker,
-)
+from composer.lowering.weights.by_address import BoundWeights, Found, WeightSet, identities, picker
 from composer.lowering.weights.statistics import find_witnesses
 from composer.lowering.weights.watchable import watchable
 from composer.system import forks

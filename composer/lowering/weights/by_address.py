@@ -21,9 +21,17 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from composer import _torch
+from composer.errors import WeightsWarning
 from composer.lowering.weights import samples
+from composer.system.warned import warn_once
 
 _versions = operator.attrgetter("_version")
+
+_FOUND = (
+    "weights were written to through .data, numpy or a collective, which raises no version; a few "
+    "of their elements told composer, and its engines read them again. Call composer.refresh() "
+    "after such writes: not all are found, nor at once"
+)
 
 
 class _Watch(weakref.ref[torch.Tensor]):
@@ -126,7 +134,7 @@ class BoundWeights:
                 self._held.append(weight.detach())
             else:
                 self._gone[i] = _torch.tensors.memory_gone(weight)
-        self._samples = samples.Samples(tensors) if sampled and tensors else None
+        self._samples = samples.Samples(tensors if sampled else {})
         self.found = found
         """Weights whose elements changed, until it is known if the write raised the version."""
         if tensors:
@@ -152,18 +160,15 @@ class BoundWeights:
         for gone in self._gone.values():
             if gone():
                 return False
-        if self._samples is None:
-            return True
         if not self._samples.are_whole_unchanged():
             return False
         return not (self._samples.is_due() and self._differ(weights))
 
     def _differ(self, weights: Sequence[torch.Tensor]) -> bool:
         """True if elements of weights have changed. All engines then read their weights again."""
-        assert self._samples is not None
         if self.found is not None and self.found.is_settled():
             if self.found.has_unraised_version(weights):
-                samples.warn()
+                warn_once(WeightsWarning(_FOUND))
             self.found = None
         changed = self._samples.changed(len(_bound))
         if changed:
@@ -184,7 +189,7 @@ class BoundWeights:
         if i in self._gone:
             return self._gone[i]()
         # Elements are read last: the memory of a weight that moved may be gone.
-        return self._samples is not None and self._samples.is_whole_changed(i)
+        return self._samples.is_whole_changed(i)
 
 
 _bound: weakref.WeakValueDictionary[int, BoundWeights] = weakref.WeakValueDictionary()
@@ -288,8 +293,10 @@ def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         receives = _torch.tensors.receives_parameters(optimizer)
         foreign = not str(type(optimizer).step.__module__).startswith("torch.optim.")
     for group in optimizer.param_groups:
-        if receives or foreign or group.get("fused"):
-            _raise_versions([p for p in group["params"] if receives or p.grad is not None])
+        if receives:
+            _raise_versions(group["params"])
+        elif foreign or group.get("fused"):
+            _raise_versions([each for each in group["params"] if each.grad is not None])
 
 
 def _increment(parameters: list[torch.Tensor]) -> None:

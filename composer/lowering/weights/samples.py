@@ -19,9 +19,7 @@ from typing import Any
 
 import torch
 
-from composer.errors import WeightsWarning
 from composer.lowering.weights.statistics import may_be_statistic
-from composer.system.warned import warn_once
 
 _ELEMENTS = 8
 """Elements that are compared of each weight, at least; they are evenly spread."""
@@ -31,13 +29,6 @@ PATIENCE = 1.0
 
 _SHARE = 1 / 200
 """The part of the time that the comparisons of all engines take at most."""
-
-_FOUND = (
-    "weights were written to through .data, numpy or a collective, which raises no version; a few "
-    "of their elements told composer, and its engines read them again. Call composer.refresh() "
-    "after such writes: not all are found, nor at once"
-)
-
 
 _SMALL = 2**16
 """Size in bytes up to which a buffer is compared whole: statistics of 16,384 channels."""
@@ -78,7 +69,7 @@ class Samples:
 
     def is_due(self) -> bool:
         """True if enough time has passed since the last comparison."""
-        return time.perf_counter() >= self._due
+        return bool(self._spread) and time.perf_counter() >= self._due
 
     def changed(self, others: int) -> frozenset[int]:
         """Return the indices of the weights, not compared whole, with a changed element.
@@ -97,19 +88,15 @@ def _read(arrays: Mapping[int, Any]) -> dict[int, bytes]:
     return {i: array.tobytes() for i, array in arrays.items()}
 
 
-def warn() -> None:
-    """Warn once that weights were written to without a new version."""
-    warn_once(WeightsWarning(_FOUND))
-
-
 _HAS_NUMPY = importlib.util.find_spec("numpy") is not None
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _is_readable(weight: torch.Tensor) -> bool:
     """True if the weight lies in the host's memory without gaps, in words that NumPy has."""
-    is_computed_at_read = weight.is_conj() or weight.is_neg()
-    if not _HAS_NUMPY or weight.device.type != "cpu" or is_computed_at_read:
+    if not _HAS_NUMPY or weight.device.type != "cpu":
+        return False
+    if weight.is_conj() or weight.is_neg():  # computed by torch at each read
         return False
     sizes = zip(weight.shape, weight.stride(), strict=True)
     span = 1 + sum((size - 1) * stride for size, stride in sizes)
@@ -119,8 +106,8 @@ def _is_readable(weight: torch.Tensor) -> bool:
 def _elements(weight: torch.Tensor, step: int = 1) -> Any:
     """Return every ``step``-th element of a dense tensor as a NumPy array that shares its memory.
 
-    The array is made by DLPack. After ``Tensor.numpy()`` the memory of the weight could not be
-    resized any more (torch 2.13), and FSDP resizes it.
+    The array is made by DLPack. After ``Tensor.numpy()`` FSDP could not resize the memory of the
+    weight any more (up to torch 2.15, see ``tests/lowering/test_torch_faults.py``).
     """
     import numpy
 

@@ -1,18 +1,19 @@
 """Finds batch norm's running statistics, which torch writes to without raising their version.
 
 An eager forward in training mode changes ``running_mean`` and ``running_var`` without raising their
-version (torch 2.13). On the CPU these are small buffers, which an engine compares by value at each
-call (:mod:`composer.lowering.weights.samples`). On other devices an engine watches
-``num_batches_tracked``, the witness: the forward of the batch norm that owns the statistics raises
-its version. A program that calls ``F.batch_norm`` itself raises no version. So statistics that are
-read by such a call stay inputs, and so do statistics without a witness.
+version (``tests/lowering/test_weights.py`` fails when torch mends it). On the CPU these are small
+buffers, which an engine compares by value at each call (:mod:`composer.lowering.weights.samples`).
+On other devices an engine watches ``num_batches_tracked``, the witness: the forward of the batch
+norm that owns the statistics raises its version. A program that calls ``F.batch_norm`` itself
+raises no version. So statistics that are read by such a call stay inputs, and so do statistics
+without a witness.
 """
 
 from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import torch
 import torch.fx
@@ -46,7 +47,10 @@ def _reads_statistic(node: torch.fx.Node, value: torch.fx.Node) -> bool:
 
 def is_of_norm(node: torch.fx.Node) -> bool:
     """True if the forward of a batch norm module, and not the program itself, made this call."""
-    *_, (_, module) = (node.meta.get("nn_module_stack") or {"": ("", None)}).values()
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return False
+    _, module = next(reversed(stack.values()))
     return isinstance(module, type) and issubclass(module, _torch.tensors.BATCH_NORMS)
 
 
@@ -86,18 +90,23 @@ def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Te
     if not statistics:
         return {}
     objects = gc.get_objects()
-    visible = set(map(id, objects))
-    norms = [each for each in objects if issubclass(type(each), _torch.tensors.BATCH_NORMS)]
+    hidden = set(map(id, statistics.values())).difference(map(id, objects))
     witnesses: defaultdict[int, set[torch.Tensor | None]] = defaultdict(set)
-    for norm in norms:
+    for key in hidden:
+        witnesses[key].add(None)
+    for norm in filter(_is_norm, objects):
         buffers = vars(norm).get("_buffers", {})
         for name in ("running_mean", "running_var"):
             witnesses[id(buffers.get(name))].add(buffers.get("num_batches_tracked"))
-    found: dict[int, torch.Tensor | None] = {}
-    for i, statistic in statistics.items():
-        if id(statistic) not in visible:
-            found[i] = None
-        elif id(statistic) in witnesses:
-            first, *others = witnesses[id(statistic)]
-            found[i] = None if others else first
-    return found
+    owned = {i: witnesses[id(each)] for i, each in statistics.items() if id(each) in witnesses}
+    return {i: _only(candidates) for i, candidates in owned.items()}
+
+
+def _is_norm(value: object) -> bool:
+    """True for a batch norm; ``isinstance`` would also run the code of other packages' proxies."""
+    return issubclass(type(value), _torch.tensors.BATCH_NORMS)
+
+
+def _only(witnesses: Set[torch.Tensor | None]) -> torch.Tensor | None:
+    first, *others = witnesses
+    return None if others else first

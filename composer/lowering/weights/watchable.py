@@ -22,7 +22,7 @@ for each graph, and only if a weight is a part of a larger memory. Invariants:
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,38 +47,34 @@ def watchable(values: Mapping[int, Any]) -> dict[int, torch.Tensor]:
         values: Values by their index among the inputs of a graph.
     """
     tensors = {i: value for i, value in values.items() if _can_bind(value)}
-    parts = {i: tensor for i, tensor in tensors.items() if _is_part(tensor)}
+    parts = {
+        i: each for i, each in tensors.items() if each.untyped_storage().nbytes() > each.nbytes
+    }
     for i in _within_others(parts):
         del tensors[i]
     return tensors
 
 
 def _can_bind(value: Any) -> bool:
-    if type(value) not in _PLAIN or value.layout is not torch.strided:
-        return False
-    if value.is_inference() or not value.numel():
+    if not _is_dense(value) or value.is_inference() or not value.numel():
         return False
     return value.device.type != "cpu" or not value.untyped_storage().is_shared()
 
 
-def _is_part(tensor: torch.Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() > tensor.nbytes
+def _is_dense(value: Any) -> bool:
+    return type(value) in _PLAIN and value.layout is torch.strided
 
 
 def _within_others(parts: Mapping[int, torch.Tensor]) -> set[int]:
     """Return the indices of parts of a larger tensor that the program may still write to."""
     if not parts:
         return set()
-    tensors = [each for each in gc.get_objects() if type(each) in _PLAIN]
+    tensors = list(filter(_is_dense, gc.get_objects()))
     if not set(map(id, parts.values())) <= set(map(id, tensors)):
         return set(parts)
     storages = set(map(_torch.tensors.storage_id, parts.values()))
-    spans = [_Span.of(tensor) for tensor in tensors if _lies_in(storages, tensor)]
+    spans = [_Span.of(each) for each in tensors if _torch.tensors.storage_id(each) in storages]
     return {i for i, part in parts.items() if any(map(_Span.of(part).is_within, spans))}
-
-
-def _lies_in(storages: Set[int], tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and _torch.tensors.storage_id(tensor) in storages
 
 
 @dataclass(frozen=True, slots=True)

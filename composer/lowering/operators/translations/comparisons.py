@@ -11,23 +11,15 @@ ONNX counts negative indices from the end. Torch does so in indexing only: in ``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnxscript
-import torch
 from onnxscript.function_libs.torch_lib.ops import core
 
-if TYPE_CHECKING:  # the exporter reads onnxscript's types; type checkers cannot
-    INT64: TypeAlias = Any
-    TReal: TypeAlias = Any
-    TTensor: TypeAlias = Any
-else:
-    from onnxscript import INT64
-    from onnxscript.function_libs.torch_lib.tensor_typing import TReal, TTensor
+from composer.lowering.operators.translations.annotations import INT64, TReal, TTensor
 
-aten = torch.ops.aten
 op: Any = onnxscript.opset18
 
 _ABOVE = (np.array(np.inf), np.array(np.finfo(np.float64).max))
@@ -209,12 +201,7 @@ def scatter_add(self: TTensor, dim: int, index: TTensor, src: TTensor) -> TTenso
 
 
 def scatter_reduce(
-    self: TTensor,
-    dim: int,
-    index: TTensor,
-    src: TTensor,
-    reduce: str,
-    include_self: bool = True,
+    self: TTensor, dim: int, index: TTensor, src: TTensor, reduce: str, include_self: bool = True
 ) -> TTensor:
     """``aten.scatter_reduce``; a maximum or minimum that includes NaN is NaN.
 

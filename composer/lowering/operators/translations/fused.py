@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from onnx.defs import OpSchema
 from onnxscript.values import Op, Opset
 
-if TYPE_CHECKING:  # the exporter reads onnxscript's types; type checkers cannot
-    TTensor: TypeAlias = Any
-else:
-    from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
+from composer.lowering.operators.translations.annotations import TTensor
 
 
 def _op(name: str, inputs: str, **attributes: OpSchema.AttrType) -> Any:

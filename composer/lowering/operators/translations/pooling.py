@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import onnx_ir as ir
 import onnxscript
@@ -20,15 +20,8 @@ import torch
 from onnxscript.function_libs.torch_lib.ops import nn
 
 from composer.lowering.operators.convolution import of_length
+from composer.lowering.operators.translations.annotations import INT64, TReal
 
-if TYPE_CHECKING:  # the exporter reads onnxscript's types; type checkers cannot
-    INT64: TypeAlias = Any
-    TReal: TypeAlias = Any
-else:
-    from onnxscript import INT64
-    from onnxscript.function_libs.torch_lib.tensor_typing import TReal
-
-aten = torch.ops.aten
 op: Any = onnxscript.opset18
 
 
@@ -49,12 +42,13 @@ def spoilt(x: Any, window: dict[str, Any]) -> Any:
     It is found by a mean. With dilation or float64, where the mean is not available, it is found by
     a max pool over marks.
     """
-    if any(step > 1 for step in window["dilations"]) or x.dtype == ir.DataType.DOUBLE:
+    if max(window["dilations"]) > 1 or x.dtype == ir.DataType.DOUBLE:
         marks = op.Cast(op.IsNaN(x), to=ir.DataType.FLOAT)
         return op.Cast(op.MaxPool(marks, **window)[0], to=ir.DataType.BOOL)
-    plain = {name: value for name, value in window.items() if name != "dilations"}
+    window = dict(window)
+    del window["dilations"]
     positive = x if is_relu(x) else op.Mul(x, x)
-    return op.IsNaN(op.AveragePool(positive, **plain))
+    return op.IsNaN(op.AveragePool(positive, **window))
 
 
 def with_infinity(found: Any, x: Any, window: dict[str, Any]) -> Any:

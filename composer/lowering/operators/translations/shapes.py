@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,13 +12,8 @@ import onnxscript
 from onnxscript.function_libs.torch_lib.ops import common, core
 
 from composer.lowering import rows
-
-if TYPE_CHECKING:  # the exporter reads onnxscript's types; type checkers cannot
-    INT64: TypeAlias = Any
-    TTensor: TypeAlias = Any
-else:
-    from onnxscript import INT64
-    from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
+from composer.lowering.operators.guards import are_known
+from composer.lowering.operators.translations.annotations import INT64, TTensor
 
 op: Any = onnxscript.opset18
 
@@ -28,7 +23,7 @@ def shape_of(size: Sequence[Any]) -> Any:
 
     Torchlib emits one constant per dimension and joins them at run time.
     """
-    if all(isinstance(each, int) for each in size) and size:
+    if size and are_known(size):
         return op.Constant(value_ints=list(size))
     return common.merge_dims(size)
 
@@ -40,9 +35,8 @@ def view(self: TTensor, size: Sequence[INT64]) -> TTensor:
 
 def expand(self: TTensor, size: Sequence[INT64], implicit: bool = False) -> TTensor:
     """``aten.expand``; ONNX says 1 where torch says -1."""
-    return op.Expand(
-        self, shape_of([1 if isinstance(each, int) and each == -1 else each for each in size])
-    )
+    sizes = [1 if isinstance(each, int) and each == -1 else each for each in size]
+    return op.Expand(self, shape_of(sizes))
 
 
 def pieces(x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
@@ -55,11 +49,10 @@ def pieces(x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
         return [op.Identity(x)]
     if len(set(sizes)) == 1 and sizes[0]:
         return list(op.Split(x, axis=dim, num_outputs=len(sizes)))
-    ends = list(itertools.accumulate(sizes))
-    bounds = zip([0, *ends], ends, strict=False)
+    ends = itertools.accumulate(sizes, initial=0)
+    bounds = [op.Constant(value_ints=[end]) for end in ends]
     axis = op.Constant(value_ints=[dim])
-    each = op.Constant
-    return [op.Slice(x, each(value_ints=[a]), each(value_ints=[b]), axis) for a, b in bounds]
+    return [op.Slice(x, start, end, axis) for start, end in itertools.pairwise(bounds)]
 
 
 def split(self: TTensor, split_size: INT64, dim: int = 0) -> TTensor:
@@ -68,15 +61,17 @@ def split(self: TTensor, split_size: INT64, dim: int = 0) -> TTensor:
     An empty dimension gives one empty piece.
     """
     whole = self.shape[dim]
-    if not (isinstance(whole, int) and isinstance(split_size, int)):
+    if not are_known((whole, split_size)):
         return core.aten_split(self, split_size, dim)
-    starts = range(0, whole, split_size or 1)
-    return pieces(self, [min(split_size, whole - each) for each in starts] or [whole], dim)
+    if not whole:
+        return pieces(self, [whole], dim)
+    sizes = [min(split_size, whole - start) for start in range(0, whole, split_size)]
+    return pieces(self, sizes, dim)
 
 
 def split_with_sizes(self: TTensor, split_sizes: Sequence[INT64], dim: int = 0) -> TTensor:
     """``aten.split_with_sizes``."""
-    if not all(isinstance(each, int) for each in split_sizes):
+    if not are_known(split_sizes):
         return core.aten_split_with_sizes(self, split_sizes, dim)
     return pieces(self, split_sizes, dim)
 
@@ -89,14 +84,15 @@ def diagonal(self: TTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TT
     """
     dims = [dim % len(self.shape) for dim in (dim1, dim2)]
     rows, columns = (self.shape[dim] for dim in dims)
-    if not isinstance(rows, int) or not isinstance(columns, int):
+    if not are_known((rows, columns)):
         return core.aten_diagonal(self, offset, dim1, dim2)
     down, right = max(-offset, 0), max(offset, 0)
     count = max(min(rows - down, columns - right), 0)
     others = [dim for dim in range(len(self.shape)) if dim not in dims]
     planes = op.Transpose(self, perm=[*others, *dims])
     flat = op.Reshape(planes, op.Constant(value_ints=[*([0] * len(others)), -1]))
-    places = [(each + down) * columns + each + right for each in range(count)]
+    first, step = down * columns + right, columns + 1
+    places = list(range(first, first + count * step, step))
     indices = op.Constant(value=ir.tensor(places, dtype=ir.DataType.INT64))
     return op.Gather(flat, indices, axis=len(others))
 
@@ -108,14 +104,15 @@ def index_put(
 
     The dimensions keep their order, see :mod:`composer.lowering.rows`.
     """
-    along = [dim for dim, each in enumerate(indices) if each is not None]
-    places = indices[along[0]] if len(along) == 1 else None
-    if accumulate or places is None or places.dtype is not ir.DataType.INT64:
+    along = [dim for dim, index in enumerate(indices) if index is not None]
+    if accumulate or len(along) != 1 or not self.dtype.is_floating_point():
         return core.aten_index_put(self, indices, values, accumulate)
     (dim,), shape = along, [*self.shape]
-    count: Any = places.shape[0] if len(places.shape) == 1 else None
-    if not self.dtype.is_floating_point() or not rows.are_few(shape, dim, count):
+    places: Any = indices[dim]
+    is_vector = places.dtype is ir.DataType.INT64 and len(places.shape) == 1
+    if not is_vector or not rows.are_few(shape, dim, places.shape[0]):
         return core.aten_index_put(self, indices, values, accumulate)
+    count = places.shape[0]
     if dim:
         before = np.moveaxis(np.indices(shape[:dim], dtype=np.int64), 0, -1)[..., None, :]
         before = np.repeat(before, count, axis=-2)
