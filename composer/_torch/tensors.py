@@ -13,9 +13,7 @@ from typing import Any, cast
 import torch
 import torch.fx
 from torch._dynamo.convert_frame import compile_lock
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-)
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from composer._torch.names import optional
@@ -40,6 +38,11 @@ BATCH_NORMS = _batch_norms()
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 """Types that hold dense memory and nothing else."""
+
+
+def tensors_among(values: Iterable[object]) -> list[torch.Tensor]:
+    """The values that are tensors, in their order."""
+    return [each for each in values if isinstance(each, torch.Tensor)]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -75,8 +78,7 @@ def no_idle_workers(inputs: Sequence[Any]) -> Iterator[None]:
     itself starts them only for a graph on a GPU. Their start takes a core for some seconds. Engines
     were measured meanwhile, and a slow one was chosen.
     """
-    on_cpu = all(each.device.type == "cpu" for each in inputs if isinstance(each, torch.Tensor))
-    if not on_cpu:
+    if any(each.device.type != "cpu" for each in tensors_among(inputs)):
         yield
         return
     from torch._inductor import async_compile
@@ -122,8 +124,15 @@ def any_batched(values: Iterable[object]) -> bool:
     """
     from torch._C import _functorch
 
-    tensors = (each for each in values if isinstance(each, torch.Tensor))
-    return any(map(_functorch.is_legacy_batchedtensor, tensors))
+    return any(map(_functorch.is_legacy_batchedtensor, tensors_among(values)))
+
+
+def reach(tensor: torch.Tensor) -> int:
+    """The number of elements in memory from the tensor's first element to its last one."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
 
 
 def suggested_memory_format(x: torch.Tensor) -> torch.memory_format:

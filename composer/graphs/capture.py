@@ -8,7 +8,7 @@ import os
 import traceback
 import types
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,10 @@ def read_request(
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_positions(gm, example_inputs)
-    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
-    tensors += [*gm.parameters(), *gm.buffers()]
+    tensors = [*_torch.tensors.tensors_among(example_inputs), *gm.parameters(), *gm.buffers()]
+    floating = [each for each in tensors if each.is_floating_point()]
+    needs_backward = any(each.requires_grad for each in tensors)
+    activations = [i for i in range(len(placeholders)) if i not in weights]
     model = model_name(gm)
     return GraphRequest(
         gm=gm,
@@ -54,29 +56,23 @@ def read_request(
         graph_key="",
         model=model,
         names=(model, _name_of_called()),
-        device=_most_common(str(t.device) for t in tensors) or "cpu",
-        dtype=_most_common(dtype_name(t) for t in tensors if t.is_floating_point())
-        or _most_common(dtype_name(t) for t in tensors),
-        training=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
-        dynamic=any(_is_dynamic(node) for node in placeholders),
+        device=_most_common(str(each.device) for each in tensors) or "cpu",
+        dtype=_most_common(map(dtype_name, floating or tensors)),
+        training=torch.is_grad_enabled() and needs_backward,
+        dynamic=any(map(_is_dynamic, placeholders)),
         nodes=sum(node.op in _OPERATIONS for node in gm.graph.nodes),
-        inputs=tuple(
-            _describe(node, value)
-            for i, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-            if i not in weights
-        ),
+        inputs=tuple(_describe(placeholders[i], example_inputs[i]) for i in activations),
         mode=mode,
     )
 
 
 def weight_positions(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
     """Positions of the inputs that are parameters or buffers of the model."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    return frozenset(
-        i
-        for i, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-        if isinstance(value, torch.nn.Parameter) or _torch.dynamo.is_static_input(node)
-    )
+
+    def is_weight(node: torch.fx.Node, value: Any) -> bool:
+        return isinstance(value, torch.nn.Parameter) or _torch.dynamo.is_static_input(node)
+
+    return _positions(gm, example_inputs, is_weight)
 
 
 def lasting_weights(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
@@ -85,13 +81,23 @@ def lasting_weights(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
     Tensors that the program marked as static, such as caches, are left out: their addresses are
     fixed, but their values change.
     """
+
+    def is_lasting(node: torch.fx.Node, value: Any) -> bool:
+        if isinstance(value, torch.nn.Parameter):
+            return True
+        return _torch.dynamo.is_static_input(node) and not _torch.dynamo.is_marked_by_program(node)
+
+    return _positions(gm, example_inputs, is_lasting)
+
+
+def _positions(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    is_counted: Callable[[torch.fx.Node, Any], bool],
+) -> frozenset[int]:
     placeholders = gm.graph.find_nodes(op="placeholder")
-    return frozenset(
-        i
-        for i in weight_positions(gm, example_inputs)
-        if isinstance(example_inputs[i], torch.nn.Parameter)
-        or not _torch.dynamo.is_marked_by_program(placeholders[i])
-    )
+    inputs = enumerate(zip(placeholders, example_inputs, strict=True))
+    return frozenset(i for i, (node, value) in inputs if is_counted(node, value))
 
 
 def model_name(gm: torch.fx.GraphModule) -> str:
@@ -124,15 +130,16 @@ def _name_of_frame(code: types.CodeType, scope: Mapping[str, Any], module: str) 
     return f"{module}.{named}".lstrip(".")
 
 
-def without_graph(found: _torch.breaks.Uncaptured) -> WithoutGraph:
+def without_graph(uncaptured: _torch.breaks.Uncaptured) -> WithoutGraph:
     """The record of a frame for which Dynamo captured no graph."""
-    place = users_frame(found.stack)
+    place = users_frame(uncaptured.stack)
+    reason = first_line(uncaptured.message)
     return WithoutGraph(
-        name=_name_of_frame(*found.frame),
-        reason=first_line(found.message) or "Dynamo captured nothing, and does not say why",
+        name=_name_of_frame(*uncaptured.frame),
+        reason=reason or "Dynamo captured nothing, and does not say why",
         file=place.filename,
         line=place.lineno or 0,
-        given_up=found.given_up,
+        given_up=uncaptured.given_up,
     )
 
 
@@ -154,41 +161,48 @@ def _first_argument(code: types.CodeType, scope: Mapping[str, Any]) -> Any:
     """The first positional argument: ``self`` in a method, ``args[0]`` in a decorator's wrapper."""
     if code.co_argcount:
         return scope.get(code.co_varnames[0])
-    if code.co_flags & inspect.CO_VARARGS:
-        given = scope.get(code.co_varnames[code.co_kwonlyargcount])
-        return given[0] if isinstance(given, tuple) and given else None
-    return None
+    if not code.co_flags & inspect.CO_VARARGS:
+        return None
+    arguments = scope.get(code.co_varnames[code.co_kwonlyargcount])
+    if not isinstance(arguments, tuple):
+        return None
+    return next(iter(arguments), None)
 
 
 def _is_frame_of(module: torch.nn.Module, code: types.CodeType) -> bool:
     """True if ``code`` is a method of the module, or a decorator's wrapper around one."""
+
+    def is_method(value: Any) -> bool:
+        method = value.func if isinstance(value, functools.partial) else value
+        function = getattr(method, "__func__", method)
+        return getattr(function, "__code__", None) is code
+
+    methods: list[Any] = []
     for name in {"forward", code.co_name}:
-        for found in (vars(module).get(name), inspect.getattr_static(type(module), name, None)):
-            method = found
-            while method is not None:
-                function = method.func if isinstance(method, functools.partial) else method
-                function = getattr(function, "__func__", function)
-                if getattr(function, "__code__", None) is code:
-                    return True
-                method = getattr(method, "__wrapped__", None)
-    return False
+        methods.append(vars(module).get(name))
+        methods.append(inspect.getattr_static(type(module), name, None))
+    return any(is_method(inspect.unwrap(each, stop=is_method)) for each in methods)
 
 
 def _describe(node: torch.fx.Node, value: Any) -> GraphInput:
-    if isinstance(value, torch.Tensor):
-        known = node.meta.get("example_value", value)
-        shape = known.shape if isinstance(known, torch.Tensor) else value.shape
-        sizes = tuple(int(text) if (text := str(size)).isdigit() else text for size in shape)
-        return GraphInput(node.name, "tensor", sizes, dtype_name(value), str(value.device))
-    kind = "symbol" if isinstance(value, torch.SymInt | torch.SymFloat) else "scalar"
-    return GraphInput(node.name, kind)
+    if not isinstance(value, torch.Tensor):
+        is_symbol = isinstance(value, torch.SymInt | torch.SymFloat)
+        return GraphInput(node.name, "symbol" if is_symbol else "scalar")
+    known = node.meta.get("example_value")
+    shape = known.shape if isinstance(known, torch.Tensor) else value.shape
+    sizes = tuple(map(_number_or_symbol, shape))
+    return GraphInput(node.name, "tensor", sizes, dtype_name(value), str(value.device))
+
+
+def _number_or_symbol(size: int | torch.SymInt) -> int | str:
+    text = str(size)
+    return int(text) if text.isdigit() else text
 
 
 def _is_dynamic(node: torch.fx.Node) -> bool:
     known = node.meta.get("example_value")
-    if isinstance(known, torch.Tensor):
-        return any(isinstance(size, torch.SymInt) for size in known.shape)
-    return isinstance(known, torch.SymInt | torch.SymFloat)
+    numbers = known.shape if isinstance(known, torch.Tensor) else (known,)
+    return any(isinstance(each, torch.SymInt | torch.SymFloat) for each in numbers)
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -197,5 +211,5 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def _most_common(names: Iterable[str]) -> str:
-    ranked = Counter(names).most_common(1)
-    return ranked[0][0] if ranked else ""
+    counts = Counter(names)
+    return max(counts, key=counts.__getitem__, default="")

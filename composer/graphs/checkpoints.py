@@ -11,7 +11,7 @@ when the backward recomputes the forward. The gradients of a dropout then belong
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from composer import _torch
 from composer.graphs.clones import clone_graph
 from composer.graphs.modes import leaving_modes
-from composer.graphs.nodes import attribute_at, graph_modules
+from composer.graphs.nodes import attribute_at, graph_modules, nodes_within
 
 
 def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -30,34 +30,38 @@ def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
     Checkpoints and regions, if any, are replaced in a copy of the graph. If the function raises,
     the modes that the graph has set are restored, as in eager.
     """
-    forward = _torch.sources.settled_forward(_with(gm, {_CHECKPOINT: _checkpoint, _REGION: _call}))
-    return leaving_modes(forward, gm)
+    whole = _with_targets(gm, {_CHECKPOINT: _checkpoint, _REGION: _call})
+    return leaving_modes(_torch.sources.settled_forward(whole), gm)
 
 
 def without_regions(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph with regions called directly, so that tracing inlines them."""
-    return _with(gm, {_REGION: _call})
+    return _with_targets(gm, {_REGION: _call})
 
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 _REGION = torch.ops.higher_order.invoke_subgraph
 
 
-def _with(
-    gm: torch.fx.GraphModule, instead: Mapping[Any, Callable[..., Any]]
+def _with_targets(
+    gm: torch.fx.GraphModule, replacements: Mapping[Any, Callable[..., Any]]
 ) -> torch.fx.GraphModule:
-    """A copy of the graph, nested graphs included, whose calls have the targets in ``instead``.
+    """A copy of the graph, nested graphs included, in which some calls have other targets.
 
     The graph itself if it has no such calls.
+
+    Args:
+        gm: The graph.
+        replacements: The new target for each target to replace.
     """
-    if not any(_calls(each, instead) for each in graph_modules(gm)):
+    if not _calls(gm, replacements):
         return gm
     twin = clone_graph(gm)
-    if _CHECKPOINT in instead:
+    if _CHECKPOINT in replacements:
         _mark_held(twin)
+    for node in _calls(twin, replacements):
+        node.target = replacements[node.target]
     for each in graph_modules(twin):
-        for node in _calls(each, instead):
-            node.target = instead[node.target]
         each.recompile()
     return twin
 
@@ -70,19 +74,19 @@ def _mark_held(gm: torch.fx.GraphModule) -> None:
     to.
     """
     held = set(filter(_torch.dynamo.is_static_input, gm.graph.find_nodes(op="placeholder")))
-    for graph in graph_modules(gm):
-        for node in _calls(graph, [_CHECKPOINT]):
-            body, *given = cast("tuple[torch.fx.Node, ...]", node.args)
-            own = tuple(i for i, each in enumerate(given) if each in held)
-            node.kwargs = {**node.kwargs, "held": own}
-            within = cast("torch.fx.GraphModule", attribute_at(graph, str(body.target)))
-            inputs = within.graph.find_nodes(op="placeholder")
-            held.update(inputs[i] for i in own)
+    for node in _calls(gm, (_CHECKPOINT,)):
+        body, *arguments = cast("tuple[torch.fx.Node, ...]", node.args)
+        places = tuple(i for i, argument in enumerate(arguments) if argument in held)
+        node.kwargs = {**node.kwargs, "held": places}
+        owner = node.graph.owning_module
+        within = cast("torch.fx.GraphModule", attribute_at(owner, str(body.target)))
+        inputs = within.graph.find_nodes(op="placeholder")
+        held.update(inputs[i] for i in places)
 
 
-def _calls(gm: torch.fx.GraphModule, targets: Iterable[Any]) -> list[torch.fx.Node]:
-    found = (gm.graph.find_nodes(op="call_function", target=target) for target in targets)
-    return [node for nodes in found for node in nodes]
+def _calls(gm: torch.fx.GraphModule, targets: Collection[Any]) -> list[torch.fx.Node]:
+    """The calls of ``targets`` in a graph and in the graphs nested in it, the outer ones first."""
+    return [node for node in nodes_within(gm) if node.target in targets]
 
 
 def _call(body: torch.fx.GraphModule, _: str, *args: Any) -> Any:
@@ -105,11 +109,11 @@ def _checkpoint(
     """
     if "_checkpoint_context_fn" in body.meta:
         kwargs["context_fn"] = body.meta["_checkpoint_context_fn"]
-    own = {place: args[place] for place in held}
+    kwargs["use_reentrant"] = False
+    passed = {i: argument for i, argument in enumerate(args) if i not in held}
 
-    def run(*given: Any) -> Any:
-        rest = iter(given)
-        return body(*(own[i] if i in own else next(rest) for i in range(len(args))))
+    def run(*recomputed: Any) -> Any:
+        arguments = dict(enumerate(args)) | dict(zip(passed, recomputed, strict=True))
+        return body(*arguments.values())
 
-    passed = [each for i, each in enumerate(args) if i not in own]
-    return checkpoint(run, *passed, **{**kwargs, "use_reentrant": False})
+    return checkpoint(run, *passed.values(), **kwargs)

@@ -14,7 +14,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs import writes
-from composer.graphs.nodes import attribute_at
+from composer.graphs.nodes import attribute_at, paths_read
 from composer.records import GraphRequest
 
 _LARGE = 64 << 20
@@ -51,10 +51,7 @@ def flat_outputs(
     a direct call may return a tensor or a dict, which AOTAutograd refuses.
     """
     (returned,) = gm.graph.find_nodes(op="output")
-    value = returned.args[0]
-    if isinstance(value, tuple | list) and all(
-        not isinstance(v, tuple | list | dict) for v in value
-    ):
+    if _is_flat(returned.args[0]):
         return gm, None
     flat = clone_graph(gm)
     (returned,) = flat.graph.find_nodes(op="output")
@@ -62,6 +59,12 @@ def flat_outputs(
     returned.args = (tuple(leaves),)
     flat.recompile()
     return flat, restore
+
+
+def _is_flat(value: object) -> bool:
+    if not isinstance(value, tuple | list):
+        return False
+    return not any(isinstance(each, tuple | list | dict) for each in value)
 
 
 def _as_returned(value: Any) -> Any:
@@ -93,7 +96,7 @@ def flat_inputs(
         if isinstance(value, list):
             _spread(node, len(value))
     flat.recompile()
-    return flat, _spread_out(example_inputs), _taken
+    return flat, _spread_out(example_inputs), _take_inputs
 
 
 def with_captured_dtypes(
@@ -104,18 +107,18 @@ def with_captured_dtypes(
     Dynamo of torch 2.13 captures a number from ``random.uniform`` in the default dtype, but passes
     it in float64. Engines that read inputs by address would read a wrong number.
     """
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    inputs = zip(placeholders, example_inputs, strict=True)
-    drawn = {
-        place: value.dtype
-        for place, (node, value) in enumerate(inputs)
-        if _torch.dynamo.is_random_number(node) and value.is_floating_point()
-    }
-    return functools.partial(_cast, drawn) if drawn else None
+    dtypes: dict[int, torch.dtype] = {}
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        if _torch.dynamo.is_random_number(node) and example_inputs[i].is_floating_point():
+            dtypes[i] = example_inputs[i].dtype
+    return functools.partial(_cast, dtypes) if dtypes else None
 
 
 def _cast(dtypes: Mapping[int, torch.dtype], args: Sequence[Any]) -> list[Any]:
-    return [each.to(dtypes[i]) if i in dtypes else each for i, each in enumerate(args)]
+    cast_args = list(args)
+    for i, dtype in dtypes.items():
+        cast_args[i] = args[i].to(dtype)
+    return cast_args
 
 
 def _spread(node: torch.fx.Node, size: int) -> None:
@@ -134,16 +137,19 @@ def _spread(node: torch.fx.Node, size: int) -> None:
 
 
 def _spread_out(args: Sequence[Any]) -> list[Any]:
-    lists = (each if isinstance(each, list) else (each,) for each in args)
-    return [each for elements in lists for each in elements]
+    """The arguments, with the elements of lists in place of the lists."""
+    flat: list[Any] = []
+    for argument in args:
+        flat.extend(argument if isinstance(argument, list) else (argument,))
+    return flat
 
 
-def _taken(args: Sequence[Any]) -> list[Any]:
+def _take_inputs(args: Sequence[Any]) -> list[Any]:
     """The flat inputs of a call; its lists are emptied, as torch does."""
     flat = _spread_out(args)
-    for each in args:
-        if isinstance(each, list):
-            each.clear()
+    for argument in args:
+        if isinstance(argument, list):
+            argument.clear()
     return flat
 
 
@@ -155,47 +161,47 @@ def copy_inputs(example_inputs: Sequence[Any], keep: Set[int]) -> list[Any]:
     that part is copied. Tensors that are not plain (conjugated, sparse) are cloned. Subclasses and
     all other values are passed on as they are.
     """
-    copied = [each for i, each in enumerate(example_inputs) if i not in keep and is_plain(each)]
-    sharing = Counter(_torch.tensors.storage_id(each) for each in copied)
+    copied = [i for i in range(len(example_inputs)) if i not in keep]
+    plain = filter(is_plain, (example_inputs[i] for i in copied))
+    uses = Counter(map(_torch.tensors.storage_id, plain))
     storages: dict[int, torch.UntypedStorage] = {}
 
-    def twin(tensor: torch.Tensor) -> torch.Tensor:
-        shared = _torch.tensors.storage_id(tensor)
-        made = _part(tensor) if sharing[shared] == 1 else None
-        if made is None:
-            if shared not in storages:
-                storages[shared] = _torch.tensors.copy_storage(tensor.untyped_storage())
-            made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-                storages[shared], tensor.storage_offset(), tensor.shape, tensor.stride()
-            )
-        made.requires_grad_(tensor.requires_grad)
-        _torch.fakes.share_fake(tensor, made)
-        return made
+    def copy_on_storage(tensor: torch.Tensor) -> torch.Tensor:
+        storage = _torch.tensors.storage_id(tensor)
+        if storage not in storages:
+            storages[storage] = _torch.tensors.copy_storage(tensor.untyped_storage())
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            storages[storage], tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
 
-    def aside(value: Any) -> Any:
+    def copy_input(value: Any) -> Any:
         if type(value) is not torch.Tensor:
             return value
-        made = value.clone()
+        if not is_plain(value):
+            made = value.clone()
+        elif uses[_torch.tensors.storage_id(value)] == 1 and _is_small_part(value):
+            made = _copy_part(value).requires_grad_(value.requires_grad)
+        else:
+            made = copy_on_storage(value).requires_grad_(value.requires_grad)
         _torch.fakes.share_fake(value, made)
         return made
 
+    values = list(example_inputs)
     with torch.no_grad(), torch.inference_mode(False):
-        return [
-            value if i in keep else twin(value) if is_plain(value) else aside(value)
-            for i, value in enumerate(example_inputs)
-        ]
+        for i in copied:
+            values[i] = copy_input(values[i])
+    return values
 
 
-def _part(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A copy of a tensor that is a small part of a large storage; ``None`` for all others.
+def _is_small_part(tensor: torch.Tensor) -> bool:
+    """True if a tensor is a small part of a large storage."""
+    part = _torch.tensors.reach(tensor) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() > max(_LARGE, 2 * part)
 
-    The copy does not contain the surrounding memory, so ``as_strided`` cannot reach it.
-    """
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    reach = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
-    if tensor.untyped_storage().nbytes() <= max(_LARGE, 2 * reach * tensor.element_size()):
-        return None
-    memory = tensor.as_strided((reach,), (1,)).clone()
+
+def _copy_part(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy without the surrounding memory, which ``as_strided`` cannot reach from it."""
+    memory = tensor.as_strided((_torch.tensors.reach(tensor),), (1,)).clone()
     return memory.as_strided(tensor.shape, tensor.stride())
 
 
@@ -231,11 +237,10 @@ class LeftAlone:
         self._states: list[tuple[torch.Tensor, tuple[object, ...]]] = []
         if request.alongside:
             return
-        passed = [request.example_inputs[i] for i in sorted(request.weights)]
-        written = set(map(id, writes.open_weights(request)))
-        weights = (w for w in (*passed, *request.gm.parameters()) if id(w) not in written)
-        parameters = (w for w in weights if isinstance(w, torch.nn.Parameter))
-        self._states = [(each, state_of(each)) for each in parameters]
+        open_to_writes = set(map(id, writes.open_weights(request)))
+        weights = (*_passed_weights(request), *request.gm.parameters())
+        parameters = (each for each in weights if isinstance(each, torch.nn.Parameter))
+        self._states = [(p, state_of(p)) for p in parameters if id(p) not in open_to_writes]
 
     def written(self) -> bool:
         """True if a parameter was written to, or given other memory, since this was made."""
@@ -274,13 +279,16 @@ class Buffers:
 
 def _open_to_change(request: GraphRequest) -> list[torch.Tensor]:
     """The buffers of a model, and the parameters that the graph writes to."""
-    passed = [request.example_inputs[i] for i in sorted(request.weights)]
-    held = (*passed, *request.gm.buffers())
+    held = (*_passed_weights(request), *request.gm.buffers())
     buffers = [each for each in held if not isinstance(each, torch.nn.Parameter)]
     parameters = [request.example_inputs[i] for i in sorted(writes.written_parameters(request))]
     attributes = writes.written_attributes(request.gm)
-    found = {id(each): each for each in (*buffers, *parameters, *attributes)}
-    return [each for each in found.values() if _is_real(each)]
+    tensors = filter(_is_real, (*buffers, *parameters, *attributes))
+    return list({id(each): each for each in tensors}.values())
+
+
+def _passed_weights(request: GraphRequest) -> list[Any]:
+    return [request.example_inputs[i] for i in sorted(request.weights)]
 
 
 def state_of(weight: torch.Tensor) -> tuple[object, ...]:
@@ -322,9 +330,7 @@ def _is_real(value: Any) -> bool:
 
 def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if all elements are equal; NaN equals NaN."""
-    return bool(
-        torch.isclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point() or a.is_complex()).all()
-    )
+    return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
 
 
 def is_plain(value: Any) -> bool:
@@ -344,8 +350,8 @@ def same_graph(a: torch.fx.GraphModule, b: torch.fx.GraphModule) -> bool:
         return True
     if a.code != b.code:
         return False
-    targets = {str(n.target) for n in b.graph.nodes if n.op in ("call_module", "get_attr")}
-    return all(_same_target(attribute_at(a, name), attribute_at(b, name)) for name in targets)
+    paths = paths_read(b.graph)
+    return all(_same_target(attribute_at(a, path), attribute_at(b, path)) for path in paths)
 
 
 def _same_target(a: object, b: object) -> bool:

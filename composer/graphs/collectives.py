@@ -11,7 +11,7 @@ import sys
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import value_of
+from composer.graphs.nodes import nodes_within, value_of
 
 _NAMESPACES = frozenset(
     {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d"}
@@ -27,12 +27,12 @@ def meets_other_ranks(gm: torch.fx.GraphModule) -> bool:
     """
     if _torch.ranks.world_size() == 1:
         return False
-    graphs = (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
-    nodes = (node for each in graphs for node in each.graph.nodes)
-    return any(
-        _torch.operators.operator_namespace(node.target) in _NAMESPACES or _is_spread(node)
-        for node in nodes
-    )
+    return any(map(_may_wait, nodes_within(gm)))
+
+
+def _may_wait(node: torch.fx.Node) -> bool:
+    namespace = _torch.operators.operator_namespace(node.target)
+    return namespace in _NAMESPACES or _is_spread(node)
 
 
 def _is_spread(node: torch.fx.Node) -> bool:

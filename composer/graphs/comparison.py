@@ -24,14 +24,14 @@ def gradients(outputs: Values, sources: Values) -> Values:
 
     Hooks that the user registered on those leaves are not called.
     """
-    roots = [each for each in outputs.values() if requires_grad(each)]
-    wanted = {n: each for n, each in sources.items() if requires_grad(each) and each.is_leaf}
-    if not roots or not wanted:
+    roots = list(filter(requires_grad, outputs.values()))
+    leaves = {name: each for name, each in sources.items() if requires_grad(each) and each.is_leaf}
+    if not roots or not leaves:
         return {}
-    weights = [pattern(root) for root in roots]
-    with _torch.modes.own_backward(wanted.values()):
-        found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
-    return {name_of_gradient(name): each for name, each in zip(wanted, found, strict=True)}
+    weights = list(map(pattern, roots))
+    with _torch.modes.own_backward(leaves.values()):
+        found = torch.autograd.grad(roots, list(leaves.values()), weights, allow_unused=True)
+    return dict(zip(map(name_of_gradient, leaves), found, strict=True))
 
 
 def name_of_gradient(source: str) -> str:
@@ -62,8 +62,8 @@ def detached_copy(value: Any) -> Any:
 
 def devices(values: Iterable[Any]) -> list[torch.device]:
     """The CUDA devices of the tensors in ``values``, sorted by name."""
-    tensors = (each for each in values if isinstance(each, torch.Tensor))
-    return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)
+    known = {each.device for each in _torch.tensors.tensors_among(values)}
+    return sorted((each for each in known if each.type == "cuda"), key=str)
 
 
 class Mismatch(Enum):
@@ -85,6 +85,8 @@ TOLERANCES = {
 On ten public models (bench/models.py) the errors of correct engines are below 3e-5 in float32. An
 engine that silently computes in TF32 has an error of 1e-3, one in bfloat16 of 1e-2.
 """
+
+_TOLERANCE_OF_OTHERS = 1e-1, 1e-5
 
 _FILL, _FAR = 1e8, 1e6
 """A number may be the fill value of a mask if it is at least the first, and more than the second
@@ -115,8 +117,8 @@ def _split(size: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     large = size >= _FILL
     filled = size == torch.finfo(dtype).max if dtype.is_floating_point else torch.zeros_like(large)
     if large.any():
-        rest = size[~large & (size > 0)]
-        filled |= large & (size > _FAR * rest.median()) if rest.numel() else False
+        median = size[~large & (size > 0)].median()  # NaN if there are no such numbers
+        filled |= large & (size > _FAR * median)
     return filled, size[~filled] if filled.any() else size
 
 
@@ -140,10 +142,12 @@ class Bounds:
             expected: The expected values, in float64 or complex128.
             dtype: The dtype of the values that are compared.
         """
-        narrow = torch.empty(0, dtype=dtype).real.dtype if dtype.is_complex else dtype
-        usual = TOLERANCES.get(narrow, (1e-1, 1e-5))
-        rtol = usual[0] if self.rtol is None else self.rtol
-        atol = usual[1] if self.atol is None else self.atol
+        narrow = dtype.to_real()
+        rtol, atol = TOLERANCES.get(narrow, _TOLERANCE_OF_OTHERS)
+        if self.rtol is not None:
+            rtol = self.rtol
+        if self.atol is not None:
+            atol = self.atol
         size = expected.abs().nan_to_num(posinf=0.0)
         _, plain = _split(size, narrow)
         scale = plain.square().mean().sqrt() if plain.numel() else 0.0
@@ -155,7 +159,7 @@ class Bounds:
         Args:
             dtype: The dtype of the gradient.
         """
-        usual, _ = TOLERANCES.get(dtype, (1e-1, 1e-5))
+        usual, _ = TOLERANCES.get(dtype, _TOLERANCE_OF_OTHERS)
         return min(_ROUNDINGS * torch.finfo(dtype).eps, usual)
 
 
@@ -209,10 +213,14 @@ def is_gradient(name: str) -> bool:
 
 def largest_gradient(values: Values) -> float:
     """The largest finite absolute value in the gradients among the values; 0 if there is none."""
-    found = [each for name, each in values.items() if is_gradient(name)]
-    dense = (_wide(each).abs() for each in found if isinstance(each, torch.Tensor))
-    finite = (each[each.isfinite()] for each in dense)
-    return max((float(each.max()) for each in finite if each.numel()), default=0.0)
+    gradients = [each for name, each in values.items() if is_gradient(name)]
+    largest = 0.0
+    for tensor in _torch.tensors.tensors_among(gradients):
+        size = _wide(tensor).abs()
+        finite = size[size.isfinite()]
+        if finite.numel():
+            largest = max(largest, float(finite.max()))
+    return largest
 
 
 def mismatch_of(
@@ -234,15 +242,18 @@ def mismatch_of(
             The rounding error of a gradient that cancels depends on the others, not on itself.
     """
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
-        same = is_same_number(got, expected)
-        return None if same else (Mismatch.STRUCTURE, f"is {got!r}, eager's is {expected!r}")
+        if is_same_number(got, expected):
+            return None
+        return Mismatch.STRUCTURE, f"is {got!r}, eager's is {expected!r}"
     mine, eagers = _structure(got), _structure(expected)
     if mine != eagers:
         return Mismatch.STRUCTURE, f"is {mine}, eager's is {eagers}"
     if not is_inexact(expected):
         count = int((got != expected).sum())
+        if not count:
+            return None
         what = f"has {count} of {expected.numel()} elements that are not eager's"
-        return (Mismatch.NUMBERS, what) if count else None
+        return Mismatch.NUMBERS, what
     return _mismatch_of_numbers(_wide(got), _wide(expected), exact, bounds, got.dtype, largest)
 
 
@@ -279,16 +290,14 @@ def _mismatch_of_numbers(
     if strange:
         what = f"has {strange} elements that are NaN or infinite where eager's are numbers"
         return Mismatch.NON_FINITE, what
-    slack = torch.zeros((), dtype=torch.float64, device=got.device)
     if exact is not None and exact.shape == got.shape and exact.isfinite().all():
-        if finite.any():
-            eagers = (expected - exact).abs()[finite].max()
-            slack = _TIMES_EAGERS * eagers
-            if largest and eagers >= _CANCELS * exact.abs().max():
-                slack = slack.clamp(min=bounds.rounding(dtype) * largest)
-        expected, finite = exact, finite & exact.isfinite()
+        rounding = bounds.rounding(dtype) * largest
+        slack = _slack((expected - exact).abs()[finite], exact, rounding)
+        expected = exact
     elif not _equal_strange(got, expected):
         return Mismatch.NUMBERS, "has numbers where eager's has NaN or infinity"
+    else:
+        slack = 0.0
     off = torch.where(finite, (got - expected).abs(), 0.0)
     over = off > bounds.allowed(expected, dtype) + slack
     if not over.any():
@@ -298,6 +307,22 @@ def _mismatch_of_numbers(
         f"is off by {errors.absolute:.3g} ({errors.relative:.3g} of its root mean square, cosine "
         f"{errors.cosine:.4g}) in {int(over.sum())} of {over.numel()} elements"
     )
+
+
+def _slack(eagers: torch.Tensor, exact: torch.Tensor, rounding: float) -> float:
+    """The error that an engine may have because eager has errors of its own.
+
+    Args:
+        eagers: Eager's absolute errors, where its numbers are finite.
+        exact: The exact values.
+        rounding: The error that is allowed if a gradient cancels; 0 for other values.
+    """
+    if not eagers.numel():
+        return 0.0
+    largest = float(eagers.max())
+    slack = _TIMES_EAGERS * largest
+    cancels = largest >= _CANCELS * float(exact.abs().max())
+    return max(slack, rounding) if cancels else slack
 
 
 def _equal_strange(got: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -319,4 +344,7 @@ def errors_of(got: Any, expected: Any) -> Errors:
     scale = float(b.abs().square().mean().sqrt())
     norms = float(a.abs().square().sum().sqrt() * b.abs().square().sum().sqrt())
     cosine = float((a * b.conj()).sum().abs()) / norms if norms else 1.0
-    return Errors(absolute, absolute / scale if scale else (math.inf if absolute else 0.0), cosine)
+    relative = math.inf if absolute else 0.0
+    if scale:
+        relative = absolute / scale
+    return Errors(absolute, relative, cosine)

@@ -61,21 +61,24 @@ def parts_of(request: GraphRequest, settings: Mapping[str, str]) -> dict[str, st
         request: The captured graph.
         settings: Text of everything else that the key depends on, by name.
     """
-    graph = request.gm.graph
-    held = {
-        node: "weights" if i in request.weights else "inputs"
-        for i, node in enumerate(graph.find_nodes(op="placeholder"))
-    }
-    names = ["surroundings", *(held.get(node, "operations") for node in graph.nodes), *settings]
-    written = (_surroundings(), *lines(request.gm, request.example_inputs))
-    said = (without_address(each.replace("\n", " ")) for each in settings.values())
-    text = "\n".join((normalized("\n".join(each.replace("\n", " ") for each in written)), *said))
+    placeholders = request.gm.graph.find_nodes(op="placeholder")
+    names = dict.fromkeys(request.gm.graph.nodes, "operations")
+    for i, node in enumerate(placeholders):
+        names[node] = "weights" if i in request.weights else "inputs"
+    graph_lines = map(_on_one_line, (_surroundings(), *lines(request.gm, request.example_inputs)))
+    setting_lines = map(without_address, map(_on_one_line, settings.values()))
+    text = "\n".join((normalized("\n".join(graph_lines)), *setting_lines))
     parts: dict[str, list[str]] = {name: [] for name in ("surroundings", "inputs", "weights")}
-    for name, line in zip(names, _as_on_every_rank(text).split("\n"), strict=True):
+    names_of_lines = ("surroundings", *names.values(), *settings)
+    for name, line in zip(names_of_lines, _as_on_every_rank(text).split("\n"), strict=True):
         # The position of a placeholder is left out here; the operations that read it contain it.
         own = line.partition(" ")[2] if name in ("inputs", "weights") else line
         parts.setdefault(name, []).append(own)
     return {name: "\n".join(own) for name, own in parts.items()}
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\n", " ")
 
 
 def normalized(text: str) -> str:

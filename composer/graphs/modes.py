@@ -8,12 +8,12 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import nodes_within
 
 
 def leaving_modes(run: Callable[..., Any], gm: torch.fx.GraphModule) -> Callable[..., Any]:
     """A function that runs the graph, and restores the modes that the graph sets if it raises."""
-    graphs = (each.graph for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
-    if not any(_torch.modes.sets_modes(node.target) for graph in graphs for node in graph.nodes):
+    if not any(_torch.modes.sets_modes(node.target) for node in nodes_within(gm)):
         return run
 
     def run_and_leave(*args: Any) -> Any:

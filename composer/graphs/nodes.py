@@ -45,12 +45,20 @@ def described(value: Any, *, strides: bool = True) -> str:
 
 def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
     """The fake tensors among a node's values; the values of a user's Triton kernel are a dict."""
-    value = node.meta.get("val")
-    if isinstance(value, dict):
-        value = [*value.values()]
-    for each in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(each, torch.Tensor):
-            yield each
+    leaves, _ = _torch.tensors.flatten(node.meta.get("val"))
+    yield from _torch.tensors.tensors_among(leaves)
+
+
+def nodes_within(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes of a graph and of all graphs nested in it."""
+    for each in graph_modules(gm):
+        yield from each.graph.nodes
+
+
+def paths_read(graph: torch.fx.Graph) -> list[str]:
+    """The sorted paths of the tensors and modules of the graph module that the graph uses."""
+    nodes = (*graph.find_nodes(op="get_attr"), *graph.find_nodes(op="call_module"))
+    return sorted({str(node.target) for node in nodes})
 
 
 def attribute_at(gm: torch.nn.Module | None, path: str) -> object:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 KEEP_STATISTICS = {
-    "batch_norm": (5, False),
-    "native_batch_norm": (5, False),
-    "cudnn_batch_norm": (5, False),
-    "miopen_batch_norm": (5, False),
-    "_batch_norm_impl_index": (5, False),
-    "instance_norm": (5, True),
+    "batch_norm": (5, "training", False),
+    "native_batch_norm": (5, "training", False),
+    "cudnn_batch_norm": (5, "training", False),
+    "miopen_batch_norm": (5, "training", False),
+    "_batch_norm_impl_index": (5, "training", False),
+    "instance_norm": (5, "use_input_stats", True),
 }
-"""For each name, the position and default of the argument that says whether to update them."""
+"""For each name, the position, name and default of the argument that says whether to update
+them."""

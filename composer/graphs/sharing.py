@@ -20,6 +20,7 @@ from composer.errors import SharedInputs
 from composer.graphs import writes
 from composer.records import GraphRequest, Reason, Status
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _WHAT = "an input that is written to shares memory with another, which torch does not compile"
 
 
@@ -65,10 +66,9 @@ def watched(
 
 
 def _plain_inputs(request: GraphRequest) -> dict[int, torch.Tensor]:
-    values = enumerate(request.example_inputs)
-    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    dense = {i: each for i, each in values if type(each) in plain}
-    return {i: each for i, each in dense.items() if each.layout is torch.strided}
+    inputs = enumerate(request.example_inputs)
+    plain = {i: each for i, each in inputs if type(each) in _PLAIN}
+    return {i: each for i, each in plain.items() if each.layout is torch.strided}
 
 
 def _are_shared(tensors: Mapping[int, torch.Tensor], written: frozenset[int]) -> bool:
@@ -83,13 +83,13 @@ def _are_shared(tensors: Mapping[int, torch.Tensor], written: frozenset[int]) ->
     storages = defaultdict[int, list[int]](list)
     for i in near:
         storages[_torch.tensors.storage_id(tensors[i])].append(i)
-    alone = {i for group in storages.values() if len(group) == 1 for i in group}
-    shared = {
-        group[at]
-        for group in storages.values()
-        for at in _torch.tensors.overlapping([tensors[i] for i in group])
-    }
-    return not written.isdisjoint(shared | alone)  # numpy memory: one storage per tensor
+    shared = set[int]()
+    for group in storages.values():
+        if len(group) == 1:  # an array of numpy: each tensor of it has a storage of its own
+            shared.update(group)
+        places = _torch.tensors.overlapping([tensors[i] for i in group])
+        shared.update(group[place] for place in places)
+    return not written.isdisjoint(shared)
 
 
 def overlapping(tensors: Mapping[int, torch.Tensor]) -> set[int]:
@@ -107,6 +107,4 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     first = tensor.data_ptr()
     if tensor.is_contiguous():
         return first, first + tensor.nbytes
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    count = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
-    return first, first + count * tensor.itemsize
+    return first, first + _torch.tensors.reach(tensor) * tensor.itemsize

@@ -11,19 +11,16 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import attribute_at, value_of
+from composer.graphs.nodes import attribute_at, graph_modules, value_of
 from composer.graphs.norms import KEEP_STATISTICS
 from composer.records import GraphRequest
 
 _ASSIGNS = frozenset(
     {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod", "imatmul"}
-    | {"iand", "ior", "ixor", "ilshift", "irshift"}
+    | {"iand", "ior", "ixor", "ilshift", "irshift", "triton_kernel_wrapper_mutation"}
 )
-
-_KERNEL = "triton_kernel_wrapper_mutation"
-"""A user's Triton kernel, which may write to all its arguments (not run: no GPU)."""
-
-Writes = Callable[[torch.fx.Node], bool]
+"""Names of functions that write to an operand. The last one runs a user's Triton kernel, which may
+write to all of its arguments (not tested: no GPU)."""
 
 
 def may_write(gm: torch.fx.GraphModule) -> bool:
@@ -32,13 +29,13 @@ def may_write(gm: torch.fx.GraphModule) -> bool:
     Writes to the graph's own intermediate values, such as by an in-place ReLU, do not count. Any
     write in a nested graph counts, and so does a write to memory whose owner is not known.
     """
-    graphs = (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
-    nested = (node for each in graphs if each is not gm for node in each.graph.nodes)
-    if any(map(_writes, nested)):
+    _, *nested = graph_modules(gm)
+    if any(_writes(node) for each in nested for node in each.graph.nodes):
         return True
-    lasting = {_memory(n) for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
-    written = _memory_written(gm, _writes)
-    return any(each in lasting or isinstance(each, torch.fx.Node) for each in written)
+    lasting = set(map(_memory, (*_placeholders(gm), *_attributes(gm))))
+    written = _written_memory(gm)
+    has_unknown_owner = any(isinstance(memory, torch.fx.Node) for memory in written)
+    return has_unknown_owner or not written.isdisjoint(lasting)
 
 
 def is_known(gm: torch.fx.GraphModule) -> bool:
@@ -74,18 +71,16 @@ def tracked_inputs(request: GraphRequest, *, weights: bool) -> tuple[tuple[int, 
     Returns:
         The positions, and true if the graph may write to an inference tensor, which has no version.
     """
-    writing = may_write(request.gm)
-    written = written_parameters(request)
     values = request.example_inputs
-    tensors = {i: each for i, each in enumerate(values) if isinstance(each, torch.Tensor)}
-    open_to_writes = {
-        i
-        for i, each in tensors.items()
-        if i not in request.weights or i in written or (writing and not _is_parameter(each))
-    }
-    unseen = {i for i, each in tensors.items() if each.is_inference()}
-    tracked = sorted((tensors.keys() if weights else open_to_writes) - unseen)
-    return tuple(tracked), writing and not open_to_writes.isdisjoint(unseen)
+    tensors = {i for i, each in enumerate(values) if isinstance(each, torch.Tensor)}
+    without_version = {i for i in tensors if values[i].is_inference()}
+    open_to_writes = (tensors - request.weights) | written_parameters(request)
+    writing = may_write(request.gm)
+    if writing:
+        open_to_writes |= {i for i in tensors if not _is_parameter(values[i])}
+    tracked = tensors if weights else open_to_writes
+    unseen = writing and not open_to_writes.isdisjoint(without_version)
+    return tuple(sorted(tracked - without_version)), unseen
 
 
 def written_parameters(request: GraphRequest) -> frozenset[int]:
@@ -98,9 +93,9 @@ def written_parameters(request: GraphRequest) -> frozenset[int]:
 
 def assigned_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
     """Positions of the inputs that the graph may write to; statistics of norms do not count."""
-    written = _memory_written(gm, _assigns)
+    assigned = _assigned_memory(gm)
     inputs = enumerate(_placeholders(gm))
-    return frozenset(i for i, node in inputs if _memory(node) in written)
+    return frozenset(i for i, node in inputs if _memory(node) in assigned)
 
 
 def reads_what_it_wrote(gm: torch.fx.GraphModule) -> bool:
@@ -108,12 +103,11 @@ def reads_what_it_wrote(gm: torch.fx.GraphModule) -> bool:
 
     A counter, for example, is only assigned to.
     """
-    assigned = assigned_inputs(gm)
-    memories = {_memory(n) for i, n in enumerate(_placeholders(gm)) if i in assigned}
-    users = Counter(
-        memory for n in gm.graph.nodes for memory in {_memory(e) for e in n.all_input_nodes}
-    )
-    return any(users[memory] > 1 for memory in memories)
+    placeholders = _placeholders(gm)
+    uses = Counter[object]()
+    for node in gm.graph.nodes:
+        uses.update(set(map(_memory, node.all_input_nodes)))
+    return any(uses[_memory(placeholders[i])] > 1 for i in assigned_inputs(gm))
 
 
 def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
@@ -121,30 +115,37 @@ def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
 
     Statistics of norms count if they are not parameters.
     """
-    held = {node: attribute_at(gm, str(node.target)) for node in _attributes(gm)}
-    tensors = {node: each for node, each in held.items() if isinstance(each, torch.Tensor)}
-    if not tensors:
+    held = list(_held_tensors(gm))
+    if not held:
         return []
-    assigned, moved = (_memory_written(gm, kind) for kind in (_assigns, _moves))
-    return [
-        each
-        for node, each in tensors.items()
-        if _memory(node) in assigned or (_memory(node) in moved and not _is_parameter(each))
-    ]
+    assigned = _assigned_memory(gm)
+    with_statistics = assigned | _memory_used(gm, _updates_statistics)
+    written = []
+    for node, tensor in held:
+        memories = assigned if _is_parameter(tensor) else with_statistics
+        if _memory(node) in memories:
+            written.append(tensor)
+    return written
 
 
 def open_weights(request: GraphRequest) -> list[torch.Tensor]:
     """Inputs and attributes that the graph may write to, including the statistics of norms."""
-    gm, written = request.gm, _memory_written(request.gm, _writes)
-    given = zip(_placeholders(gm), request.example_inputs, strict=True)
-    passed = [value for node, value in given if _memory(node) in written]
-    nodes = [node for node in _attributes(gm) if _memory(node) in written]
-    found = [*passed, *(attribute_at(gm, str(node.target)) for node in nodes)]
-    return [each for each in found if isinstance(each, torch.Tensor)]
+    written = _written_memory(request.gm)
+    inputs = zip(_placeholders(request.gm), request.example_inputs, strict=True)
+    values = (*inputs, *_held_tensors(request.gm))
+    return _torch.tensors.tensors_among(value for node, value in values if _memory(node) in written)
 
 
-def _placeholders(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
-    return gm.graph.find_nodes(op="placeholder")
+def _held_tensors(gm: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
+    """The nodes that read a tensor which the graph module holds, each with that tensor."""
+    for node in _attributes(gm):
+        value = attribute_at(gm, str(node.target))
+        if isinstance(value, torch.Tensor):
+            yield node, value
+
+
+def _placeholders(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return list(gm.graph.find_nodes(op="placeholder"))
 
 
 def _attributes(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
@@ -156,32 +157,44 @@ def _is_parameter(value: object) -> bool:
     return isinstance(value, torch.nn.Parameter)
 
 
-def _memory_written(gm: torch.fx.GraphModule, writes: Writes) -> set[object]:
-    nodes = [node for node in gm.graph.nodes if writes(node)]
-    operands = [operand for node in nodes for operand in node.all_input_nodes]
-    if writes is not _moves:
-        operands += [each for node in gm.graph.nodes for each in _assigned_within(gm, node)]
-    return set(map(_memory, operands))
+def _written_memory(gm: torch.fx.GraphModule) -> set[object]:
+    return _assigned_memory(gm) | _memory_used(gm, _updates_statistics)
+
+
+def _assigned_memory(gm: torch.fx.GraphModule) -> set[object]:
+    """The memory that the graph, or a graph nested in it, may assign to."""
+    memory = _memory_used(gm, _assigns)
+    for node in gm.graph.nodes:
+        memory.update(map(_memory, _assigned_within(gm, node)))
+    return memory
+
+
+def _memory_used(
+    gm: torch.fx.GraphModule, is_counted: Callable[[torch.fx.Node], bool]
+) -> set[object]:
+    """The memory of all operands of the operations for which ``is_counted`` is true."""
+    memory = set[object]()
+    for node in filter(is_counted, gm.graph.nodes):
+        memory.update(map(_memory, node.all_input_nodes))
+    return memory
 
 
 def _assigned_within(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The operands of a higher-order operator that one of its graphs or kernels assigns to.
+    """The operands of a higher-order operator that one of its graphs assigns to.
 
     The last operands of such an operator are the inputs of its graphs.
     """
-    if node.op != "call_function" or not _torch.operators.takes_functions(node.target):
-        return
-    if _name(node) == _KERNEL:
-        yield from node.all_input_nodes
+    if not _torch.operators.takes_functions(node.target):
         return
     leaves, _ = _torch.tensors.flatten((node.args, node.kwargs))
-    given = [each for each in leaves if isinstance(each, torch.fx.Node)]
-    graphs = (attribute_at(gm, str(each.target)) for each in given if each.op == "get_attr")
-    for graph in [each for each in graphs if isinstance(each, torch.fx.GraphModule)]:
-        count = len(list(_placeholders(graph)))
-        inputs = given[len(given) - count :] if count else []
-        assigned = assigned_inputs(graph)
-        yield from (each for at, each in enumerate(inputs) if at in assigned)
+    operands = [each for each in leaves if isinstance(each, torch.fx.Node)]
+    for operand in operands:
+        if operand.op != "get_attr":
+            continue
+        graph = attribute_at(gm, str(operand.target))
+        if isinstance(graph, torch.fx.GraphModule):
+            inputs = operands[len(operands) - len(_placeholders(graph)) :]
+            yield from (inputs[i] for i in assigned_inputs(graph))
 
 
 def _memory(node: torch.fx.Node) -> object:
@@ -202,24 +215,24 @@ def _name(node: torch.fx.Node) -> str:
 
 
 def _writes(node: torch.fx.Node) -> bool:
-    return _moves(node) or _assigns(node)
+    return _updates_statistics(node) or _assigns(node)
 
 
-def _moves(node: torch.fx.Node) -> bool:
+def _updates_statistics(node: torch.fx.Node) -> bool:
     """True for a norm that updates its running statistics."""
     if _name(node) not in KEEP_STATISTICS:
         return False
-    at, default = KEEP_STATISTICS[_name(node)]
-    given = node.args[at] if len(node.args) > at else default
-    return bool(node.kwargs.get("training", node.kwargs.get("use_input_stats", given)))
+    place, keyword, default = KEEP_STATISTICS[_name(node)]
+    positional = dict(enumerate(node.args))
+    return bool(node.kwargs.get(keyword, positional.get(place, default)))
 
 
 def _assigns(node: torch.fx.Node) -> bool:
-    if _torch.operators.may_write_by_schema(node):
+    if _torch.operators.may_write_by_schema(node) or is_told_to_write(node):
         return True
-    if node.kwargs.get("out") is not None or is_told_to_write(node):
+    if node.kwargs.get("out") is not None:
         return True
-    if _given(node, "max_norm") is not None:  # an embedding shortens rows in place
+    if _argument(node, "max_norm") is not None:  # an embedding shortens rows in place
         return True
     name = _name(node)
     return name in _ASSIGNS or _is_in_place(name)
@@ -227,15 +240,17 @@ def _assigns(node: torch.fx.Node) -> bool:
 
 def is_told_to_write(node: torch.fx.Node) -> bool:
     """True if the node's function is called with ``inplace=True``."""
-    return bool(_given(node, "inplace"))
+    return bool(_argument(node, "inplace"))
 
 
-def _given(node: torch.fx.Node, name: str) -> Any:
+def _argument(node: torch.fx.Node, name: str) -> Any:
     """The argument of a Python function for a parameter, passed by name or by position."""
     code = getattr(node.target, "__code__", None)
-    names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    at = names.index(name) if name in names else len(node.args)
-    return node.args[at] if at < len(node.args) else node.kwargs.get(name)
+    if code is None:
+        return node.kwargs.get(name)
+    names = code.co_varnames[: code.co_argcount]
+    arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return arguments.get(name)
 
 
 def _is_in_place(name: str) -> bool:

@@ -26,7 +26,7 @@ from torch.fx.node import map_aggregate
 from composer import _torch
 from composer.errors import refuse
 from composer.graphs import low_precision
-from composer.graphs.nodes import attribute_at, described, value_of
+from composer.graphs.nodes import attribute_at, described, paths_read, value_of
 from composer.records import Reason, Status
 
 _NAMESPACES = ("aten", "prims", "composer")
@@ -79,15 +79,16 @@ def exact_text(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None = None) ->
     """
     names = {node: Word(f"%{node.name}") for node in gm.graph.nodes}
     text = [" ".join(_row(node, names, _exact_target(node), _exact)) for node in gm.graph.nodes]
-    symbols: dict[str, list[str]] = {}
+    facts: dict[str, list[str]] = {}
     if inputs is None:
-        valued = (node for node in gm.graph.nodes if node.op != "output")
-        text += [_exact_value(node.meta.get("val"), symbols) for node in valued]
+        *nodes, _ = gm.graph.nodes  # the last one is the output
+        text += [_exact_value(node.meta.get("val"), facts) for node in nodes]
     else:
-        text += [_exact_value(value, symbols) for value in inputs]
         placeholders = gm.graph.find_nodes(op="placeholder")
-        text += [str(_torch.dynamo.is_static_input(node)) for node in placeholders]
-    return "\n".join((*text, *(f"{said} {facts}" for said, facts in symbols.items() if facts)))
+        text += [_exact_value(value, facts) for value in inputs]
+        text += map(str, map(_torch.dynamo.is_static_input, placeholders))
+    text += [f"{value} {known}" for value, known in facts.items() if known]
+    return "\n".join(text)
 
 
 def apart(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
@@ -104,17 +105,15 @@ def apart(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
     Raises:
         Refusal: ``declined`` with ``not_isolatable``, if a symbol depends on data.
     """
-    instead = {node: _sent(node) for node in gm.graph.nodes}
-    nodes = [
-        (
-            *(node.op, node.name, node.target, *_arguments(node, instead, _torch.symbols.hint)),
-            _torch.sources.lasting_metadata(node) | low_precision.mark_of(node),
-        )
-        for node in gm.graph.nodes
-        if isinstance(instead[node], Word)
-    ]
-    paths = {str(n.target) for n in gm.graph.nodes if n.op in ("get_attr", "call_module")}
-    held = {path: attribute_at(gm, path) for path in sorted(paths)}
+    words = {node: _name_or_number(node) for node in gm.graph.nodes}
+    nodes = []
+    for node, word in words.items():
+        if not isinstance(word, Word):  # its number stands in the arguments of other nodes
+            continue
+        args, kwargs = _arguments(node, words, _torch.symbols.hint)
+        metadata = _torch.sources.lasting_metadata(node) | low_precision.mark_of(node)
+        nodes.append((node.op, node.name, node.target, args, kwargs, metadata))
+    held = {path: attribute_at(gm, path) for path in paths_read(gm.graph)}
     return nodes, held, gm.__class__.__name__, gm.training
 
 
@@ -125,23 +124,24 @@ def together(
     graph = torch.fx.Graph()
     made: dict[str, torch.fx.Node] = {}
 
-    def received(value: Any) -> Any:
+    def node_or_value(value: Any) -> Any:
         return made[value] if isinstance(value, Word) else value
 
-    for op, node_name, target, args, kwargs, metadata in nodes:
-        given: Any = map_aggregate((args, kwargs), received)
-        node = made[node_name] = graph.create_node(op, target, given[0], given[1], node_name)
+    for op, node_name, target, word_args, word_kwargs, metadata in nodes:
+        args, kwargs = cast(Any, map_aggregate((word_args, word_kwargs), node_or_value))
+        node = made[node_name] = graph.create_node(op, target, args, kwargs, node_name)
         node.meta.update(metadata)
     gm = torch.fx.GraphModule(held, graph, name)
     gm.train(training)
     return gm
 
 
-def _sent(node: torch.fx.Node) -> Any:
+def _name_or_number(node: torch.fx.Node) -> Any:
     """The replacement of a node among arguments: its name, or a number if its value is a symbol."""
     value = value_of(node)
-    gives_number = node.op != "placeholder" and isinstance(value, torch.SymInt | torch.SymFloat)
-    return number_of(value) if gives_number else Word(node.name)
+    is_symbol = isinstance(value, torch.SymInt | torch.SymFloat)
+    is_computed = is_symbol and node.op != "placeholder"
+    return number_of(value) if is_computed else Word(node.name)
 
 
 def number_of(value: Any) -> Any:
@@ -193,12 +193,14 @@ def _said(value: Any) -> Any:
 def _target(gm: torch.fx.GraphModule, node: torch.fx.Node) -> str:
     if node.op == "call_function":
         return qualified(node.target)
-    if node.op in ("get_attr", "call_module"):
-        value = attribute_at(gm, str(node.target))
-        if isinstance(value, torch.fx.GraphModule):
-            return f"graph({'; '.join(lines(value))})"
-        return _tensor(value) if isinstance(value, torch.Tensor) else f"{node.target}: {value!r}"
-    return str(node.target) if node.op == "call_method" else ""
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op in ("placeholder", "output"):
+        return ""
+    value = attribute_at(gm, str(node.target))
+    if isinstance(value, torch.fx.GraphModule):
+        return f"graph({'; '.join(lines(value))})"
+    return _tensor(value) if isinstance(value, torch.Tensor) else f"{node.target}: {value!r}"
 
 
 def _held(value: Any) -> str:
@@ -215,26 +217,35 @@ def _tensor(value: torch.Tensor) -> str:
     They include the class of a subclass, which may run other operators, and whether the tensor is
     a lazy conjugate or negative view.
     """
-    special = ["requires grad"] * value.requires_grad
-    special += [] if type(value) in _torch.tensors.PLAIN_TENSORS else [qualified(type(value))]
-    special += ["conjugate"] * value.is_conj() + ["negative"] * value.is_neg()
-    return ", ".join((described(value), *special))
+    properties = {
+        "requires grad": value.requires_grad,
+        qualified(type(value)): type(value) not in _torch.tensors.PLAIN_TENSORS,
+        "conjugate": value.is_conj(),
+        "negative": value.is_neg(),
+    }
+    present = [name for name, is_present in properties.items() if is_present]
+    return ", ".join((described(value), *present))
 
 
 def _exact_target(node: torch.fx.Node) -> str:
-    if node.op not in ("placeholder", "call_function", "call_method", "output"):
-        raise Unsayable(f"the graph holds {node.target!r} itself")
-    if node.op == "call_method" and not _torch.operators.is_method_of_torch(str(node.target)):
-        raise Unsayable(f"{node.target!r} is no method of torch's own")
-    if node.op != "call_function":
-        return str(node.target)
-    if isinstance(node.target, _torch.operators.OpOverload):
-        if node.target.namespace not in _NAMESPACES:
-            raise Unsayable(f"{node.target} is not torch's own operator")
-        return str(node.target)
-    path = _torch.operators.path_in_torch(node.target)
-    if path is None or _torch.modes.changes_state(node.target):
-        raise Unsayable(f"{node.target!r} is no plain function of torch's own")
+    target = str(node.target)
+    if node.op == "call_function":
+        return _exact_function(node.target)
+    if node.op == "call_method" and not _torch.operators.is_method_of_torch(target):
+        raise Unsayable(f"{target!r} is no method of torch's own")
+    if node.op in ("get_attr", "call_module"):
+        raise Unsayable(f"the graph holds {target!r} itself")
+    return target
+
+
+def _exact_function(function: Any) -> str:
+    if isinstance(function, _torch.operators.OpOverload):
+        if function.namespace not in _NAMESPACES:
+            raise Unsayable(f"{function} is not torch's own operator")
+        return str(function)
+    path = _torch.operators.path_in_torch(function)
+    if path is None or _torch.modes.changes_state(function):
+        raise Unsayable(f"{function!r} is no plain function of torch's own")
     return path
 
 
@@ -244,30 +255,32 @@ def _exact(value: Any) -> Any:
     raise Unsayable(f"an argument is a {type(value).__qualname__}")
 
 
-def _exact_value(value: Any, symbols: dict[str, list[str]]) -> str:
+def _exact_value(value: Any, facts: dict[str, list[str]]) -> str:
     """The text of a value: all its properties, but no data.
 
-    It also stores in ``symbols``, under that text, the known facts about the symbols in the value.
+    It also stores in ``facts``, under that text, the known facts about the symbols in the value.
     """
     if isinstance(value, list | tuple):
-        return f"({', '.join(_exact_value(each, symbols) for each in value)})"
+        return f"({', '.join(_exact_value(each, facts) for each in value)})"
     if type(value) in _WORDS:
         return repr(value)
     is_symbol = isinstance(value, torch.SymInt)
-    said, sizes = (str(value), (value,)) if is_symbol else _exact_tensor(value)
-    if said not in symbols:
-        symbols[said] = [_facts(size) for size in sizes if isinstance(size, torch.SymInt)]
-    return said
+    text, sizes = (str(value), [value]) if is_symbol else _exact_tensor(value)
+    if text not in facts:
+        facts[text] = list(map(_facts, sizes))
+    return text
 
 
-def _exact_tensor(value: Any) -> tuple[str, tuple[Any, ...]]:
-    """The text of a tensor, and its sizes, strides and offset."""
+def _exact_tensor(value: Any) -> tuple[str, list[torch.SymInt]]:
+    """The text of a tensor, and the symbols among its sizes, strides and offset."""
     if type(value) not in _torch.tensors.PLAIN_TENSORS or value.layout is not torch.strided:
         layout = getattr(value, "layout", "")  # of a tensor
         raise Unsayable(f"a value is a {type(value).__qualname__} {layout}".rstrip())
     offset = value.storage_offset()
     more = type(value).__name__, offset, value.is_inference(), value._is_zerotensor()
-    return f"{_tensor(value)}, {more}", (*value.shape, *value.stride(), offset)
+    sizes = (*value.shape, *value.stride(), offset)
+    symbols = [each for each in sizes if isinstance(each, torch.SymInt)]
+    return f"{_tensor(value)}, {more}", symbols
 
 
 def _facts(size: torch.SymInt) -> str:
