@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import os
 import sys
@@ -103,9 +104,14 @@ def donate_nothing() -> None:
     meant for Inductor). AOTAutograd's own setting is not used, because it is read at run time as
     well (torch 2.13), and belongs to the program.
     """
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
+    metadata = _metadata()
+    if metadata is not None:
+        metadata.bw_donated_idxs = []
+
+
+def _metadata() -> Any:
+    """What AOTAutograd has found out about the graph that it has just traced; else ``None``."""
+    return getattr(TracingContext.try_get(), "fw_metadata", None)
 
 
 def boxed(function: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
@@ -192,15 +198,16 @@ def _draws_saved(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
     from torch.utils.checkpoint import CheckpointPolicy
 
     for node in drawn:
-        for each in {node, *_tensors_drawn(node)}:
-            each.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)  # but in a checkpoint
+        for result in {node, *_tensors_drawn(node)}:
+            result.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)  # but in a checkpoint
     choose = partitioners.choose_saved_values_set
 
     def with_some_budget(
         joint_graph: Any, node_info: Any, memory_budget: float = 1
     ) -> list[torch.fx.Node]:
-        found = choose(joint_graph, node_info, memory_budget or sys.float_info.min)
-        return list(dict.fromkeys(each for node in found for each in _tensors_drawn(node)))
+        saved = choose(joint_graph, node_info, memory_budget or sys.float_info.min)
+        tensors = itertools.chain.from_iterable(map(_tensors_drawn, saved))
+        return list(dict.fromkeys(tensors))
 
     with patched(partitioners, "choose_saved_values_set", with_some_budget):
         yield
@@ -208,8 +215,10 @@ def _draws_saved(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
 
 def _tensors_drawn(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The nodes of the tensors that a call returns: its ``getitem`` nodes if it returns several."""
+    if not draws(node.target):
+        return [node]
     parts = [user for user in node.users if user.target is operator.getitem]
-    return parts if parts and draws(node.target) else [node]
+    return parts or [node]
 
 
 @optional(
@@ -253,11 +262,11 @@ def _describe_second_draws(backward: torch.fx.GraphModule) -> None:
 
 def mutated_inputs() -> frozenset[int]:
     """Positions of the inputs that the graph just traced by AOTAutograd writes to."""
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
+    metadata = _metadata()
+    if metadata is None:
         return frozenset()
-    known = enumerate(context.fw_metadata.input_info)
-    return frozenset(i for i, each in known if each.mutates_data or each.mutates_metadata)
+    inputs = enumerate(metadata.input_info)
+    return frozenset(i for i, each in inputs if each.mutates_data or each.mutates_metadata)
 
 
 def copied_back() -> dict[int, int]:
@@ -267,13 +276,15 @@ def copied_back() -> dict[int, int]:
         A map from positions of outputs to positions of inputs, for the graph that AOTAutograd has
         just traced. Inputs whose metadata change as well are left out.
     """
-    context = TracingContext.try_get()
-    known = context.fw_metadata if context else None
-    if known is None:
+    metadata = _metadata()
+    if metadata is None:
         return {}
-    written = enumerate(known.mutated_inp_runtime_indices)
-    info = known.input_info
-    return {at: i for at, i in written if info[i].mutates_data and not info[i].mutates_metadata}
+    copied = {}
+    for output, i in enumerate(metadata.mutated_inp_runtime_indices):
+        written = metadata.input_info[i]
+        if written.mutates_data and not written.mutates_metadata:
+            copied[output] = i
+    return copied
 
 
 @optional(
@@ -293,13 +304,16 @@ def aot_adds_nothing(outputs: int) -> bool:
     """
     from torch._functorch._aot_autograd.schemas import OutputType
 
-    context = TracingContext.try_get()
-    known = None if context is None else context.fw_metadata
-    if known is None or mutated_inputs():
+    metadata = _metadata()
+    if metadata is None or mutated_inputs():
         return False
-    plain = all(each.output_type is OutputType.non_alias for each in known.output_info)
-    extras = known.num_intermediate_bases, len(known.tokens), known.is_rng_op_functionalized
-    return plain and not any(extras) and len(known.output_info) == outputs
+    kinds = [each.output_type for each in metadata.output_info]
+    added = (
+        metadata.num_intermediate_bases,
+        len(metadata.tokens),
+        metadata.is_rng_op_functionalized,
+    )
+    return kinds == [OutputType.non_alias] * outputs and not any(added)
 
 
 def tracing_state() -> str:

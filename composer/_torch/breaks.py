@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import traceback
-import types
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 import torch.fx
 from torch._dynamo import OptimizedModule
 
-from composer._torch.dynamo import FRAMES, called_frame, captured_graphs, users
+from composer._torch.dynamo import FRAMES, UserFrame, called_frame, captured_graphs, user_frame
 from composer._torch.names import optional
 
 T = TypeVar("T")
@@ -149,7 +148,7 @@ class Uncaptured:
     """A frame of which Dynamo captured no graph.
 
     Attributes:
-        frame: In the form of :func:`traced_frame`.
+        frame: The frame.
         backend: The backend that it was compiled for.
         message: The reason in torch's words; empty if torch gives none.
         stack: The frames at the place where Dynamo stopped, the innermost last.
@@ -157,7 +156,7 @@ class Uncaptured:
             behind a graph break.
     """
 
-    frame: tuple[types.CodeType, dict[str, Any], str]
+    frame: UserFrame
     backend: Any
     message: str
     stack: Sequence[traceback.FrameSummary]
@@ -269,7 +268,7 @@ def _uncaptured(wrapper: Any, frame: Any, met: _Break | None, skipped: str) -> U
     message, stack, given_up = met or (skipped, [_whole(frame)], bool(skipped))
     backend: Any = innermost_backend(wrapper)
     backend = getattr(backend, "compiler_fn", backend)
-    return Uncaptured(users(frame), backend, message, stack, given_up)
+    return Uncaptured(user_frame(frame), backend, message, stack, given_up)
 
 
 def _is_called(frame: Any) -> bool:
@@ -277,8 +276,9 @@ def _is_called(frame: Any) -> bool:
     from torch._dynamo import external_utils
 
     called = called_frame()
-    is_torchs = frame.f_code.co_filename == external_utils.__file__
-    return is_torchs or (called is not None and frame.f_code is called[0])
+    if frame.f_code.co_filename == external_utils.__file__:
+        return True
+    return called is not None and frame.f_code is called.code
 
 
 def _whole(frame: Any) -> traceback.FrameSummary:

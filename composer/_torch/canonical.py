@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.fx
-from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from composer._torch.fakes import forget_met
+from composer._torch.fakes import forget_met, mode_of_compile, symbolic_context
 from composer._torch.modes import is_functorchs
 from composer._torch.sources import lazily
 
@@ -56,14 +53,13 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
     from torch.fx import traceback
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    context = TracingContext.try_get()
-    known = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
+    known = getattr(mode_of_compile(), "shape_env", None)
     mode = FakeTensorMode(shape_env=known, allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        symbolic = None if context is None else cast(Any, context.tensor_to_context).get(value)
+        symbolic = symbolic_context(value)
         if symbolic is None or (value.dim() and _is_static(symbolic)):  # saves half of the work
             return mode.from_tensor(value, static_shapes=True)
         return mode.from_tensor(

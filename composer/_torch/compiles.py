@@ -11,13 +11,11 @@ import torch
 import torch.fx
 from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from composer._torch.fakes import as_fake, fake_mode_of, forget_met
 from composer._torch.names import optional
+from composer._torch.sources import example_values
 from composer._torch.symbols import with_values
 from composer.system import forks
 
@@ -104,17 +102,18 @@ def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]
 @contextlib.contextmanager
 def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
     """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
-    fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
-    captured = any(isinstance(fake, FakeTensor) for fake in fakes)
-    places = [i for i, fake in enumerate(fakes) if isinstance(fake, torch.SymInt)]
-    sizes, values = [fakes[i] for i in places], [inputs[i] for i in places]
-    with compiling(), with_values(sizes, values):  # another thread may capture it again, too
+    fakes = example_values(gm)
+    sizes = {i: fake for i, fake in enumerate(fakes) if isinstance(fake, torch.SymInt)}
+    values = [inputs[i] for i in sizes]
+    with compiling(), with_values(sizes.values(), values):  # another thread may capture it again
+        if not any(isinstance(fake, FakeTensor) for fake in fakes):
+            yield
+            return
         try:
-            with captured_with(fakes, inputs) if captured else contextlib.nullcontext():
+            with captured_with(fakes, inputs):
                 yield
         finally:
-            if captured:
-                forget_met(fake_mode_of(fakes))
+            forget_met(fake_mode_of(fakes))
 
 
 @contextlib.contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
+import traceback
 import types
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.fx
-from torch._dynamo import list_backends as _list_backends
 from torch._dynamo import lookup_backend as lookup_backend
 from torch._dynamo import register_backend as register_backend
 from torch._dynamo.exc import InvalidBackend as InvalidBackend
@@ -25,7 +25,7 @@ failures of an engine."""
 
 def list_backends() -> list[str]:
     """Every name that :func:`lookup_backend` knows, the debugging ones included."""
-    return _list_backends(exclude_tags=())
+    return torch.compiler.list_backends(exclude_tags=())
 
 
 @optional(
@@ -104,23 +104,26 @@ FRAMES = (
 )
 
 
+class UserFrame(NamedTuple):
+    """A frame of the user's program that runs, or one that a call would make.
+
+    Attributes:
+        code: The code as the user wrote it.
+        scope: The local variables. For a call that was not made, only the first argument.
+        module: The name of the module in which the function is defined.
+    """
+
+    code: types.CodeType
+    scope: Mapping[str, Any]
+    module: str
+
+
 @optional("the name of the class that is compiled", *FRAMES)
-def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
-    """The frame that Dynamo is tracing, as its original code, its locals and its module's name.
+def traced_frame() -> UserFrame | None:
+    """The user's frame for which Dynamo compiles now; ``None`` outside of a compile.
 
-    In three cases Dynamo does not trace the user's frame itself:
-
-    - After a graph break, Dynamo traces a generated function that continues in the middle of the
-      user's function. Its metadata lead back to the user's code. The user's frame still waits on
-      the Python stack, and the locals are read from there.
-    - For ``torch.compile(torch.nn.Linear(...))``, Dynamo traces a wrapper of torch's around the
-      callable ``fn``. The result is the frame of the module's ``forward``. A function in C has no
-      frame; then the result carries the function's name.
-    - ``aot_compile`` calls the backend after tracing. The result is the frame of the model that it
-      was asked to compile.
-
-    Returns:
-        ``None`` outside of a compile.
+    ``aot_compile`` calls the backend after tracing. Then the result is the frame of the model that
+    it was asked to compile.
     """
     from torch._dynamo import aot_compile
     from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -129,27 +132,38 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
         root = InstructionTranslator.current_tx().output.root_tx
     except AttributeError:  # nothing is being traced on this thread
         saving = aot_compile.aot_compile_fullgraph.__code__
-        return _frame_to_be(locals_on_the_stack(saving).get("model"))
-    return users(root)
+        return _frame_of_call(locals_on_the_stack(saving).get("model"))
+    return user_frame(root)
 
 
-def users(frame: Any) -> tuple[types.CodeType, dict[str, Any], str]:
-    """The user's frame for a frame that Dynamo converts, as :func:`traced_frame` describes."""
+def user_frame(frame: Any) -> UserFrame:
+    """The user's frame for a frame that Dynamo converts.
+
+    In two cases Dynamo does not convert the user's frame itself:
+
+    - For ``torch.compile(torch.nn.Linear(...))``, Dynamo converts a wrapper of torch's around the
+      callable ``fn``. The result is the frame of the module's ``forward``. A function in C has no
+      frame; then the result carries the function's name.
+    - After a graph break, Dynamo converts a generated function that continues in the middle of the
+      user's function. Its metadata lead back to the user's code. The user's frame still waits on
+      the Python stack, and the locals are read from there.
+    """
     from torch._dynamo import external_utils
     from torch._dynamo.resume_execution import ContinueExecutionCache
 
+    module = str(frame.f_globals.get("__name__", ""))
     if frame.f_code.co_filename == external_utils.__file__:
-        called: Any = frame.f_locals.get("fn")
-        wrapped = _frame_to_be(called)
-        if wrapped is not None:
-            return wrapped
-        if hasattr(called, "__name__"):
-            named = frame.f_code.replace(co_qualname=called.__name__)
-            return named, {}, called.__module__ or "torch"
-    resumed = ContinueExecutionCache.generated_code_metadata.get(frame.f_code)
-    code = frame.f_code if resumed is None else resumed.code
-    scope = dict(frame.f_locals) if resumed is None else locals_on_the_stack(code)
-    return code, scope, str(frame.f_globals.get("__name__", ""))
+        function: Any = frame.f_locals.get("fn")
+        called = _frame_of_call(function)
+        if called is not None:
+            return called
+        if hasattr(function, "__name__"):
+            code = frame.f_code.replace(co_qualname=function.__name__)
+            return UserFrame(code, {}, function.__module__ or "torch")
+    interrupted = ContinueExecutionCache.generated_code_metadata.get(frame.f_code)
+    if interrupted is not None:
+        return UserFrame(interrupted.code, locals_on_the_stack(interrupted.code), module)
+    return UserFrame(frame.f_code, frame.f_locals, module)
 
 
 @optional(
@@ -157,23 +171,23 @@ def users(frame: Any) -> tuple[types.CodeType, dict[str, Any], str]:
     "torch._dynamo.eval_frame:_TorchDynamoContext.__call__",
     "torch._dynamo.external_utils:__file__",
 )
-def called_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
+def called_frame() -> UserFrame | None:
     """The frame of the callable that the program gave ``torch.compile`` and calls now.
 
-    The result has the form of :func:`traced_frame`. The two differ after a graph break in a
-    submodule, because Dynamo then traces the submodule's ``forward`` by itself.
+    :func:`traced_frame` is another one after a graph break in a submodule, because Dynamo then
+    traces the submodule's ``forward`` by itself.
     """
     from torch._dynamo import external_utils
 
     called: Any = locals_on_the_stack(_call_of_compiled()).get("fn")
-    around = getattr(called, "__code__", None)
-    if around is not None and around.co_filename == external_utils.__file__:
+    code = getattr(called, "__code__", None)
+    if code is not None and code.co_filename == external_utils.__file__:
         called = called.__wrapped__
-    return _frame_to_be(called)
+    return _frame_of_call(called)
 
 
-def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | None:
-    """The result of :func:`traced_frame` for a call; ``None`` if ``called`` has no Python code."""
+def _frame_of_call(called: Any) -> UserFrame | None:
+    """The frame that a call would make; ``None`` if ``called`` has no Python code."""
     method: Any = called.forward if isinstance(called, torch.nn.Module) else called
     method = method.func if isinstance(method, functools.partial) else method
     if callable(method) and not hasattr(method, "__code__"):  # an instance of a class with __call__
@@ -183,16 +197,9 @@ def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | No
     if not isinstance(code, types.CodeType):
         return None
     owner = getattr(method, "__self__", None)
-    if isinstance(owner, torch.nn.Module) and code in _around_forward():
-        return _frame_to_be(owner)
-    return code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__
-
-
-@functools.cache
-def _around_forward() -> tuple[types.CodeType, ...]:
-    """The code by which a module calls its ``forward``. Dynamo does not compile it."""
-    module = torch.nn.Module
-    return module._call_impl.__code__, module._wrapped_call_impl.__code__
+    if function in (torch.nn.Module._call_impl, torch.nn.Module._wrapped_call_impl):
+        return _frame_of_call(owner)  # Dynamo does not compile what calls a module's forward
+    return UserFrame(code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__)
 
 
 @functools.cache
@@ -200,9 +207,9 @@ def _call_of_compiled() -> types.CodeType:
     """The code of the function that ``torch.compile`` returns."""
     from torch._dynamo import eval_frame
 
-    within = eval_frame._TorchDynamoContext.__call__.__code__.co_consts
-    codes = (each for each in within if isinstance(each, types.CodeType))
-    return next(each for each in codes if each.co_name == "compile_wrapper")
+    constants = eval_frame._TorchDynamoContext.__call__.__code__.co_consts
+    functions = (each for each in constants if isinstance(each, types.CodeType))
+    return {code.co_name: code for code in functions}["compile_wrapper"]
 
 
 def locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
@@ -210,17 +217,15 @@ def locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
 
     Dynamo runs a rewritten copy of the code. Frames are therefore compared by file, line and name.
     """
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        running = frame.f_code
-        if (running.co_filename, running.co_firstlineno, running.co_name) == (
-            code.co_filename,
-            code.co_firstlineno,
-            code.co_name,
-        ):
+    place = _place(code)
+    for frame, _ in traceback.walk_stack(sys._getframe()):
+        if _place(frame.f_code) == place:
             return dict(frame.f_locals)
-        frame = frame.f_back
     return {}
+
+
+def _place(code: types.CodeType) -> tuple[str, int, str]:
+    return code.co_filename, code.co_firstlineno, code.co_name
 
 
 def is_static_input(node: torch.fx.Node) -> bool:
@@ -261,8 +266,7 @@ def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     source = getattr(placeholder, "_dynamo_source", None)
-    name = getattr(source, "name", "")
-    module, is_buffer, _ = str(name() if callable(name) else name).rpartition("._buffers[")
+    module, is_buffer, _ = str(getattr(source, "name", "")).rpartition("._buffers[")
     if not is_buffer:
         return None
     try:
@@ -288,8 +292,8 @@ def structured_trace_is_on() -> bool:
     """
     from torch._logging._internal import LazyTraceHandler, trace_log
 
-    own = (each for each in trace_log.handlers if isinstance(each, LazyTraceHandler))
-    return any(handler.root_dir for handler in own)
+    handlers = trace_log.handlers
+    return any(isinstance(each, LazyTraceHandler) and each.root_dir for each in handlers)
 
 
 @optional(

@@ -13,13 +13,14 @@ import torch.fx
 from torch._ops import OpOverload
 from torch.fx.traceback import preserve_node_meta
 
+from composer._torch.compiles import patched
+from composer._torch.fakes import fake_mode_of, faking
+from composer._torch.operators import registry_name
+from composer._torch.tensors import tensors_among
 from composer.system import forks
 
 if TYPE_CHECKING:
     import onnx_ir
-from composer._torch.compiles import patched
-from composer._torch.fakes import fake_mode_of, faking
-from composer._torch.operators import registry_name
 
 
 class OnnxTranslator:
@@ -54,17 +55,20 @@ class OnnxTranslator:
     @property
     def translated(self) -> frozenset[str]:
         """The operators that can be translated by now, by :func:`registry_name`."""
-        targets = (each for each, found in self._registry.functions.items() if found)
-        return frozenset(each if isinstance(each, str) else registry_name(each) for each in targets)
+        names = set()
+        for target, functions in self._registry.functions.items():
+            if functions:
+                names.add(target if isinstance(target, str) else registry_name(target))
+        return frozenset(names)
 
     def prepare(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
         """Make type promotion explicit and drop assertions, in place, as the exporter does."""
-        mixed = {node: rule for node in gm.graph.nodes if (rule := self._rule_of(node))}
-        if mixed:
-            self._promote(gm, mixed)
+        rules = {node: self._rule_of(node) for node in gm.graph.nodes}
+        if any(rules.values()):
+            self._promote(gm, rules)
         return self._passes.remove_assertion_nodes(gm)
 
-    def _promote(self, gm: torch.fx.GraphModule, mixed: Mapping[torch.fx.Node, Any]) -> None:
+    def _promote(self, gm: torch.fx.GraphModule, rules: Mapping[torch.fx.Node, Any]) -> None:
         """Insert casts before and after the nodes that promote types, by the rule of each node.
 
         The exporter runs every node again to learn its result. Here the metadata of the nodes say
@@ -74,7 +78,9 @@ class OnnxTranslator:
         interpreter.env = {n: n.meta["val"] for n in gm.graph.nodes if "val" in n.meta}
         mode = fake_mode_of(list(interpreter.env.values()))
         with faking(mode), preserve_node_meta():
-            for node, rule in mixed.items():
+            for node, rule in rules.items():
+                if rule is None:
+                    continue
                 with interpreter._set_current_node(node):
                     interpreter._maybe_promote_node(node, rule)
 
@@ -83,15 +89,7 @@ class OnnxTranslator:
         if not isinstance(node.target, OpOverload):
             return None
         rule = self._promotions.get_rule(node.target.overloadpacket)
-        return rule if rule is not None and self._is_mixed(node) else None
-
-    def _is_mixed(self, node: torch.fx.Node) -> bool:
-        values = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
-        dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)}
-        if len(dtypes) > 1 or any(isinstance(each, torch.SymInt) for each in values):
-            return True
-        numbers = [each for each in node.args if isinstance(each, int | float)]
-        return bool(numbers) and not all(dtype.is_floating_point for dtype in dtypes)
+        return rule if rule is not None and _mixes_types(node) else None
 
     def translate(self, gm: torch.fx.GraphModule) -> onnx_ir.Model:
         """Translate a graph to an ONNX model.
@@ -138,6 +136,17 @@ class OnnxTranslator:
         return patched(schemas.OpSignature, "from_op_schema", staticmethod(read_once))
 
 
+def _mixes_types(node: torch.fx.Node) -> bool:
+    """True if the operands and the result of an operator may have several dtypes."""
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    dtypes = {tensor.dtype for tensor in tensors_among(values)}
+    has_symbol = any(isinstance(value, torch.SymInt) for value in values)
+    if has_symbol or len(dtypes) > 1:
+        return True
+    has_number = any(isinstance(argument, int | float) for argument in node.args)
+    return has_number and not all(dtype.is_floating_point for dtype in dtypes)
+
+
 def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
     """The exporter's table of decompositions, made without importing the exporter, which is slow.
 
@@ -147,12 +156,9 @@ def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
     from torch._decomp import decomposition_table
     from torch.export import default_decompositions
 
-    first: Any = default_decompositions()
-    table: dict[Any, Callable[..., Any]] = {}
-    for each, function in (*first.items(), *decomposition_table.items()):
-        if isinstance(each, OpOverload) and registry_name(each) not in known:
-            table.setdefault(each, function)
-    return table
+    table: dict[Any, Callable[..., Any]] = {**decomposition_table, **default_decompositions()}
+    overloads = (each for each in table if isinstance(each, OpOverload))
+    return {each: table[each] for each in overloads if registry_name(each) not in known}
 
 
 def _signature(gm: torch.fx.GraphModule) -> Any:

@@ -61,9 +61,13 @@ def is_users_fake(value: object) -> bool:
     The other fake tensors are torch's, such as the inputs of the graphs that DDP cuts. They belong
     to the fake mode of the compile.
     """
-    context = TracingContext.try_get()
-    own = None if context is None else context.fake_mode
-    return isinstance(value, FakeTensor) and own is not None and value.fake_mode is not own
+    mode = mode_of_compile()
+    return isinstance(value, FakeTensor) and mode is not None and value.fake_mode is not mode
+
+
+def mode_of_compile() -> FakeTensorMode | None:
+    """The fake mode of the compile that Dynamo runs now; ``None`` outside of one."""
+    return getattr(TracingContext.try_get(), "fake_mode", None)
 
 
 def fake_of_fixed_size(value: torch.Tensor) -> FakeTensor | None:
@@ -75,10 +79,8 @@ def fake_of_fixed_size(value: torch.Tensor) -> FakeTensor | None:
     Returns:
         ``None`` outside of a compile.
     """
-    context = TracingContext.try_get()
-    if context is None or context.fake_mode is None:
-        return None
-    return context.fake_mode.from_tensor(value, static_shapes=True)
+    mode = mode_of_compile()
+    return None if mode is None else mode.from_tensor(value, static_shapes=True)
 
 
 def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
@@ -87,27 +89,27 @@ def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
     AOTAutograd finds the fake tensor of an input by identity. Otherwise a copy would get symbols of
     its own, and views would lose the base that they share. Outside of a compile nothing is done.
     """
-    context = TracingContext.try_get()
-    if context is None or context.fake_mode is None:
+    mode = mode_of_compile()
+    if mode is None:
         return
-    fake = _fake_in(context, original)
-    context.fake_mode.fake_tensor_converter.set_tensor_memo(copy, fake)
+    fake = _fake_in(mode, original)
+    mode.fake_tensor_converter.set_tensor_memo(copy, fake)
     cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; the copy keeps it alive
 
 
-def _fake_in(context: TracingContext, value: torch.Tensor) -> FakeTensor:
+def _fake_in(mode: FakeTensorMode, value: Any) -> Any:
     """The fake of a tensor in a compile's own mode, which is kept there as long as it lives."""
-    if isinstance(value, FakeTensor):
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return value
-    mode = context.fake_mode
-    assert mode is not None
-    symbolic = cast(Any, context.tensor_to_context).get(value)
-    return mode.from_tensor(
-        value,
-        symbolic_context=symbolic,
-        source=None if symbolic is None else symbolic.tensor_source,
-        trace=False,
-    )
+    symbolic = symbolic_context(value)
+    source = getattr(symbolic, "tensor_source", None)
+    return mode.from_tensor(value, symbolic_context=symbolic, source=source, trace=False)
+
+
+def symbolic_context(value: torch.Tensor) -> Any:
+    """Which sizes of a tensor are symbols in this compile; ``None`` if Dynamo does not say."""
+    context = TracingContext.try_get()
+    return None if context is None else cast(Any, context.tensor_to_context).get(value)
 
 
 def fakes_of(inputs: Sequence[torch.Tensor], dynamic: Iterable[int]) -> list[FakeTensor]:
@@ -141,13 +143,11 @@ def fakes_met(inputs: Sequence[Any]) -> list[Any]:
 
     Call this before AOTAutograd runs, and keep the result for :func:`recompiling`.
     """
-    context = TracingContext.try_get()
-    if context is None or context.fake_mode is None:
+    mode = mode_of_compile()
+    if mode is None:
         mode = FakeTensorMode()
         return [as_fake(mode, value) for value in inputs]
-    return [
-        _fake_in(context, value) if isinstance(value, torch.Tensor) else value for value in inputs
-    ]
+    return [_fake_in(mode, value) for value in inputs]
 
 
 def forget_met(mode: FakeTensorMode) -> None:

@@ -7,10 +7,7 @@ from typing import Any, cast
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from composer._torch.names import optional
 from composer._torch.sources import name_sources
@@ -106,6 +103,7 @@ def _give_numbers_their_symbols(gm: torch.fx.GraphModule) -> None:
     the number as a constant, and asks Dynamo to start again.
     """
     for node in gm.graph.find_nodes(op="call_method", target="item"):
-        fake, number = (each.meta.get("example_value") for each in (node.args[0], node))
+        fake = node.args[0].meta.get("example_value")
+        number = node.meta.get("example_value")
         if isinstance(fake, FakeTensor) and isinstance(number, torch.SymFloat):
             fake.item_memo = number

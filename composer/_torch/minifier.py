@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import types
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,14 +45,12 @@ def minifier_looks_for() -> str:
     config = torch._dynamo.config
     if config.repro_after is not None:
         return "wrong numbers" if config.repro_level == _ACCURACY else "errors"
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        name = frame.f_code.co_name
-        if name in _MINIFIERS and str(frame.f_globals.get("__name__")).startswith("torch._dynamo."):
+    for frame, _ in traceback.walk_stack(sys._getframe()):
+        name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__"))
+        if name in _MINIFIERS and module.startswith("torch._dynamo."):
             return _MINIFIERS[name]
         if frame.f_code is after_dynamo.repro_run.__code__:
             return "wrong numbers" if frame.f_locals["options"].accuracy else "errors"
-        frame = frame.f_back
     return ""
 
 

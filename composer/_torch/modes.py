@@ -36,8 +36,8 @@ that saves the last tensor."""
 
 def autocasts() -> list[tuple[str, torch.dtype]]:
     """The devices for which autocast is on, each with its dtype."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
+    devices = filter(torch.is_autocast_enabled, ("cpu", "cuda"))
+    return [(device, torch.get_autocast_dtype(device)) for device in devices]
 
 
 _FLOAT32_SETTINGS = (
@@ -108,8 +108,8 @@ def autocast_dtype(node: torch.fx.Node) -> torch.dtype | None:
     """The dtype of the region of autocast that a graph's node opens; ``None`` for other nodes."""
     if node.target is not _enter_autocast:
         return None
-    device, dtype, enabled, *_ = node.args
-    if not enabled:
+    device, dtype, is_enabled, *_ = node.args
+    if not is_enabled:
         return None
     return cast("torch.dtype | None", dtype) or torch.get_autocast_dtype(str(device))
 
@@ -151,11 +151,13 @@ def _leave_inference_modes(error: BaseException) -> None:
 
     They are local variables of the graph's code, and are found in the frames of the traceback.
     """
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    mode: Any = torch._C._InferenceMode
-    entered = [v for f in frames for v in f.f_locals.values() if isinstance(v, mode)]
-    for each in reversed(entered):
-        each.__exit__(None, None, None)
+    kind: Any = torch._C._InferenceMode
+    entered = contextlib.ExitStack()
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            if isinstance(value, kind):
+                entered.push(value)
+    entered.close()
 
 
 class _Autocast:
@@ -165,10 +167,11 @@ class _Autocast:
     """
 
     def __init__(self) -> None:
-        kinds = {"cpu", *([each.type] if (each := torch.accelerator.current_accelerator()) else [])}
+        accelerator = torch.accelerator.current_accelerator()
+        devices = {"cpu", "cpu" if accelerator is None else accelerator.type}
         self._depth = self._nesting()
         self._caches = torch.is_autocast_cache_enabled()
-        self._dtypes = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+        self._dtypes = {device: torch.get_autocast_dtype(device) for device in devices}
 
     @staticmethod
     def _nesting() -> int:
@@ -182,8 +185,8 @@ class _Autocast:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
         torch.set_autocast_cache_enabled(self._caches)
-        for kind, dtype in self._dtypes.items():
-            torch.set_autocast_dtype(kind, dtype)
+        for device, dtype in self._dtypes.items():
+            torch.set_autocast_dtype(device, dtype)
 
 
 @optional(

@@ -13,7 +13,7 @@ Torch may rename or remove a private name in any release. There are three kinds 
 from __future__ import annotations
 
 import functools
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -66,8 +66,6 @@ ESSENTIAL_FOR_ONNX: Mapping[str, str] = {
 are ``unavailable``."""
 
 OF_OLDER_RELEASES: Mapping[str, str] = {
-    "torch.cpu:_is_amx_tile_supported": "torch 2.11, which has no torch.cpu.get_capabilities",
-    "torch.cpu:_is_avx512_bf16_supported": "torch 2.11, which has no torch.cpu.get_capabilities",
     "torch.fx._symbolic_trace:_is_fx_tracing_flag": "torch before 2.14, for all threads alike",
 }
 """Names that only the given releases have. They are read only where they exist."""
@@ -147,8 +145,8 @@ def off(*, look: bool) -> list[str]:
         look: True to look up also the names of ``lazily`` features that were not called yet. That
             may take seconds.
     """
-    known = (each for each in FEATURES if look or each.was_looked_up())
-    return sorted({str(each) for each in known if each.missing})
+    features = FEATURES if look else filter(Feature.was_looked_up, FEATURES)
+    return sorted({str(each) for each in features if each.missing})
 
 
 def require_essential() -> None:
@@ -166,11 +164,8 @@ def require_essential() -> None:
 
 def has(name: str) -> bool:
     """True if torch has a name, given as ``"module:attribute"``."""
-    module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for each in path.split(".") if path else ():
-            found = getattr(found, each)
+        pkgutil.resolve_name(name)
     except (ImportError, AttributeError):
         return False
     return True

@@ -15,10 +15,7 @@ import torch.fx
 from torch._ops import HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from composer._torch.names import optional
 
@@ -117,10 +114,10 @@ def shares_memory(operator: OpOverload) -> bool:
 
 def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The nodes that a call of an operator writes to in place, by the operator's schema."""
-    arguments = cast(Any, node.target)._schema.arguments
-    given = [argument(node, a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
-    flat = [each for value in given for each in (value if isinstance(value, list) else [value])]
-    return [each for each in flat if isinstance(each, torch.fx.Node)]
+    nodes: list[torch.fx.Node] = []
+    for each in filter(_is_written, cast(Any, node.target)._schema.arguments):
+        torch.fx.map_arg(argument(node, each.name), nodes.append)
+    return nodes
 
 
 def may_write_by_schema(node: torch.fx.Node) -> bool:
@@ -128,16 +125,21 @@ def may_write_by_schema(node: torch.fx.Node) -> bool:
 
     If the overload is not chosen yet, all overloads are considered.
     """
-    target = node.target
+    target: Any = node.target
     if isinstance(target, OpOverload):
         return bool(written_by(node))
     if not isinstance(target, OpOverloadPacket):
         return False
-    overloads = cast(list[str], cast(Any, target).overloads())
-    schemas = (getattr(target, name)._schema for name in overloads)
-    aliases = (a for schema in schemas for a in schema.arguments if a.alias_info)
-    writes = (a for a in aliases if a.alias_info.is_write)
-    return any(a.name in node.kwargs or not a.is_out for a in writes)
+    for name in cast(Any, target).overloads():
+        written = filter(_is_written, getattr(target, name)._schema.arguments)
+        if any(each.name in node.kwargs or not each.is_out for each in written):
+            return True
+    return False
+
+
+def _is_written(argument: Any) -> bool:
+    """True if an operator with this argument in its schema writes to it."""
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def operator_path(target: object) -> str | None:
@@ -200,19 +202,16 @@ def loops_over_lists() -> Mapping[OpOverload, Callable[..., Any]]:
     public name leads to it.
     """
     names = torch._C._dispatch_get_all_op_names()
-    found = (_overload(name) for name in names if name.startswith("aten::_foreach_"))
     key = torch._C.DispatchKey.CompositeExplicitAutograd
-    return {
-        each: functools.partial(each._op_dk, key)
-        for each in found
-        if not each._schema.is_mutable and _has_kernel(each, key)
-    }
-
-
-def _overload(name: str) -> OpOverload:
-    """The operator of a name like ``"aten::add.Tensor"``."""
-    packet, _, overload = name.removeprefix("aten::").partition(".")
-    return cast(OpOverload, getattr(getattr(torch.ops.aten, packet), overload or "default"))
+    loops: dict[OpOverload, Callable[..., Any]] = {}
+    for name in names:
+        if not name.startswith("aten::_foreach_"):
+            continue
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        if not operator._schema.is_mutable and _has_kernel(operator, key):
+            loops[operator] = functools.partial(operator._op_dk, key)
+    return loops
 
 
 @optional(
@@ -230,7 +229,7 @@ def multiply_add() -> OpOverload | None:
     return cast(OpOverload, fma)
 
 
-_HOMES = ("torch", "_operator", "math", "builtins")
+_PACKAGES = ("torch", "_operator", "math", "builtins")
 _FOLDER = str(Path(torch.__file__).parent)
 
 
@@ -240,15 +239,16 @@ def path_in_torch(function: Any) -> str | None:
     Returns:
         ``None`` for any other function, and for one that was put in the place of torch's.
     """
-    name = str(getattr(function, "__name__", ""))
-    home = getattr(function, "__module__", None)
     if isinstance(function, types.BuiltinFunctionType):
-        home = home or type(function.__self__).__module__
-        return f"{home}.{name}" if home.split(".")[0] in _HOMES else None
-    if not isinstance(function, types.FunctionType):
+        module = function.__module__ or type(function.__self__).__module__
+        is_known = module.split(".")[0] in _PACKAGES
+    elif isinstance(function, types.FunctionType):
+        module = function.__module__
+        is_there = getattr(sys.modules.get(module), function.__name__, None) is function
+        is_known = is_there and _is_written_in_torch(function)
+    else:
         return None
-    is_there = getattr(sys.modules.get(str(home)), name, None) is function
-    return f"{home}.{name}" if is_there and _is_written_in_torch(function) else None
+    return f"{module}.{function.__name__}" if is_known else None
 
 
 def is_method_of_torch(name: str) -> bool:

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer._torch.compiles import patched
@@ -28,10 +26,9 @@ def generators_as_they_are() -> Iterator[None]:
     began. From a background thread that would make the program draw the same numbers once more.
     Other threads are not affected. To be used by one thread at a time, the one that compiles.
     """
-    homes = [(torch, torch.random), *([(torch.cuda,)] if torch.cuda.is_available() else [])]
     with contextlib.ExitStack() as undo:
-        for modules in homes:
-            read, write = _unmoved(modules[-1].get_rng_state, modules[-1].set_rng_state)
+        for modules in ((torch, torch.random), (torch.cuda,)):
+            read, write = _unmoved(modules[0].get_rng_state, modules[0].set_rng_state)
             for module in modules:
                 undo.enter_context(patched(module, "get_rng_state", read))
                 undo.enter_context(patched(module, "set_rng_state", write))
@@ -90,16 +87,17 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        parts = None if func.namespace == "prim" else parts_of(func)  # the dispatcher lacks prim
+        kwargs = kwargs or {}
+        is_prim = func.namespace == "prim"  # the dispatcher lacks these
+        parts = None if is_prim else parts_of(func)
         if parts is not None:
             with self:
-                return parts(*args, **(kwargs or {}))
+                return parts(*args, **kwargs)
         if draws(func):
-            known = func._schema.arguments
-            given = {each.name: each.default_value for each in known}
-            given |= zip((each.name for each in known), args, strict=False)
-            self.draws |= (given | (kwargs or {})).get("dropout_p") != 0.0
-        return func(*args, **(kwargs or {}))
+            defaults = {each.name: each.default_value for each in func._schema.arguments}
+            arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
+            self.draws |= arguments.get("dropout_p") != 0.0
+        return func(*args, **kwargs)
 
     @classmethod
     def is_infra_mode(cls) -> bool:

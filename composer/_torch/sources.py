@@ -12,6 +12,15 @@ import torch.fx
 from composer._torch.names import optional
 
 
+def example_values(gm: torch.fx.GraphModule) -> list[Any]:
+    """The fake tensor, symbol or number that Dynamo captured for each input.
+
+    They are ``None`` in a graph that did not come from Dynamo.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return [node.meta.get("example_value") for node in placeholders]
+
+
 def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
     """Copy to a graph's copy what copying dropped, so that AOTAutograd still sees static inputs.
 
@@ -67,9 +76,9 @@ def name_sources(gm: torch.fx.GraphModule) -> None:
     known = getattr(gm, "_param_name_to_source", None)
     if known is None:
         return
-    names = (name for each in (gm.named_parameters(), gm.named_buffers()) for name, _ in each)
-    added = {name: ConstantSource(name) for name in names if name not in known}
-    object.__setattr__(gm, "_param_name_to_source", {**known, **added})
+    held = (*dict(gm.named_parameters()), *dict(gm.named_buffers()))
+    added = {name: ConstantSource(name) for name in held}
+    object.__setattr__(gm, "_param_name_to_source", {**added, **known})
 
 
 _LAZY = "generating the code of a graph only when it is called"
@@ -111,6 +120,10 @@ def settled_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
 
 def lasting_metadata(node: torch.fx.Node) -> dict[str, Any]:
     """The metadata of a node that mean the same in another process: its line, and Dynamo's mark."""
-    kept = {"stack_trace": node.meta["stack_trace"]} if node.meta.get("stack_trace") else {}
+    metadata: dict[str, Any] = {}
+    if node.meta.get("stack_trace"):
+        metadata["stack_trace"] = node.meta["stack_trace"]
     mark = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
-    return kept | ({"tensor_dict": {"_dynamo_static_input_type": mark}} if mark else {})
+    if mark:
+        metadata["tensor_dict"] = {"_dynamo_static_input_type": mark}
+    return metadata

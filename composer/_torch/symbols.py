@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import torch
 import torch.fx
 
 from composer._torch.names import optional
+from composer._torch.sources import example_values
 
 _LARGE_SIZE = 8192
 """The value that torch itself assumes for an unbacked size, where it has to choose."""
@@ -76,13 +78,13 @@ def learn_sizes(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     be guarded on them. :func:`hint` returns the noted values, for code that runs the graph on these
     inputs.
     """
-    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
-        fake = node.meta.get("example_value")
-        if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor):
-            sizes: Iterable[tuple[Any, Any]] = zip(fake.shape, value.shape, strict=True)
-            for size, number in sizes:
-                if isinstance(number, int) and is_unbacked(size):
-                    _noted_numbers(size)[size.node.expr] = number
+    for fake, value in zip(example_values(gm), inputs, strict=True):
+        if not isinstance(fake, torch.Tensor) or not isinstance(value, torch.Tensor):
+            continue
+        sizes: Iterable[tuple[Any, Any]] = zip(fake.shape, value.shape, strict=True)
+        for size, number in sizes:
+            if is_unbacked(size) and isinstance(number, int):
+                _noted_numbers(size)[size.node.expr] = number
 
 
 def _noted_numbers(size: torch.SymInt | torch.SymFloat) -> dict[Any, Any]:
@@ -114,18 +116,21 @@ def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, 
     env = size.node.shape_env
     facts: dict[str, tuple[int | None, int | None, int | None]] = {}
     for symbol in size.node.expr.free_symbols:
+        value = env.backed_var_to_val.get(symbol)
         known = env.var_to_range.get(symbol)
         low, top = map(_finite, (known.lower, known.upper)) if known else (0, None)
-        value = env.backed_var_to_val.get(symbol)
         facts[str(symbol)] = (None if value is None else int(value), low, top)
     return facts
 
 
 def is_same_size(a: Any, b: Any) -> bool:
     """True if two sizes are equal by the guards that the graph has. Asking adds no guard."""
-    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
-        return bool(a.node.expr == b.node.expr)
-    return isinstance(a, int) and isinstance(b, int) and a == b
+    return bool(_expression(a) == _expression(b))
+
+
+def _expression(size: Any) -> Any:
+    """The expression of a symbolic size; a number as it is."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def is_unbacked(size: Any) -> bool:
@@ -188,15 +193,17 @@ def _finite(bound: Any) -> int | None:
 
 def guards_on(values: Iterable[Any]) -> int:
     """The number of guards on sizes in the compile that these tensors or numbers belong to."""
-    for value in values:
-        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
-            if isinstance(size, torch.SymInt):
-                return len(size.node.shape_env.guards)
-    return 0
+    symbolic = list(itertools.chain.from_iterable(map(symbolic_numbers, values)))
+    return len(symbolic[0].node.shape_env.guards) if symbolic else 0
+
+
+def symbolic_numbers(value: Any) -> list[Any]:
+    """The symbols among the sizes of a tensor, or a number itself if it is a symbol."""
+    numbers = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return [each for each in numbers if isinstance(each, torch.SymInt | torch.SymFloat)]
 
 
 def with_symbols(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """The inputs of a call as Dynamo passes them to a backend, with symbols in place of numbers."""
-    fakes = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
-    pairs = zip(fakes, inputs, strict=True)
+    pairs = zip(example_values(gm), inputs, strict=True)
     return [fake if isinstance(fake, torch.SymInt) else value for fake, value in pairs]

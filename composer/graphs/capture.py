@@ -42,6 +42,7 @@ def read_request(
         mode: ``torch.compile``'s mode.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
+    fakes = _torch.sources.example_values(gm)
     weights = weight_positions(gm, example_inputs)
     tensors = [*_torch.tensors.tensors_among(example_inputs), *gm.parameters(), *gm.buffers()]
     floating = [each for each in tensors if each.is_floating_point()]
@@ -59,7 +60,7 @@ def read_request(
         device=_most_common(str(each.device) for each in tensors) or "cpu",
         dtype=_most_common(map(dtype_name, floating or tensors)),
         training=torch.is_grad_enabled() and needs_backward,
-        dynamic=any(map(_is_dynamic, placeholders)),
+        dynamic=any(map(_torch.symbols.symbolic_numbers, fakes)),
         nodes=sum(node.op in _OPERATIONS for node in gm.graph.nodes),
         inputs=tuple(_describe(placeholders[i], example_inputs[i]) for i in activations),
         mode=mode,
@@ -109,7 +110,7 @@ def model_name(gm: torch.fx.GraphModule) -> str:
     traced = _torch.dynamo.traced_frame()
     if traced is None:
         return str(gm.meta.get(_NAME, type(gm).__name__))
-    return _name_of_frame(*traced)
+    return _name_of_frame(traced)
 
 
 def _name_of_called() -> str:
@@ -119,10 +120,11 @@ def _name_of_called() -> str:
     Empty if the program calls none.
     """
     called = _torch.dynamo.called_frame()
-    return _name_of_frame(*called) if called else ""
+    return _name_of_frame(called) if called else ""
 
 
-def _name_of_frame(code: types.CodeType, scope: Mapping[str, Any], module: str) -> str:
+def _name_of_frame(frame: _torch.dynamo.UserFrame) -> str:
+    code, scope, module = frame
     owner = _first_argument(code, scope)
     if isinstance(owner, torch.nn.Module) and _is_frame_of(owner, code):
         return f"{type(owner).__module__}.{type(owner).__qualname__}"
@@ -135,7 +137,7 @@ def without_graph(uncaptured: _torch.breaks.Uncaptured) -> WithoutGraph:
     place = users_frame(uncaptured.stack)
     reason = first_line(uncaptured.message)
     return WithoutGraph(
-        name=_name_of_frame(*uncaptured.frame),
+        name=_name_of_frame(uncaptured.frame),
         reason=reason or "Dynamo captured nothing, and does not say why",
         file=place.filename,
         line=place.lineno or 0,
@@ -197,12 +199,6 @@ def _describe(node: torch.fx.Node, value: Any) -> GraphInput:
 def _number_or_symbol(size: int | torch.SymInt) -> int | str:
     text = str(size)
     return int(text) if text.isdigit() else text
-
-
-def _is_dynamic(node: torch.fx.Node) -> bool:
-    known = node.meta.get("example_value")
-    numbers = known.shape if isinstance(known, torch.Tensor) else (known,)
-    return any(isinstance(each, torch.SymInt | torch.SymFloat) for each in numbers)
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
