@@ -12,7 +12,9 @@ from typing import Any, cast
 
 import torch
 import torch.fx
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext
+from torch.utils.checkpoint import CheckpointPolicy
 
 from composer._torch.compiles import patched
 from composer._torch.fakes import fake_mode_of
@@ -40,6 +42,10 @@ def _inference_alone() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def _setting(**settings: Any) -> contextlib.AbstractContextManager[None]:
+    return cast(contextlib.AbstractContextManager[None], functorch_config.patch(**settings))
+
+
 @optional(
     "training on an engine",
     f"{_CONFIG}force_non_lazy_backward_lowering",
@@ -51,12 +57,7 @@ def backward_lowering_at_once() -> contextlib.AbstractContextManager[None]:
     Otherwise AOTAutograd compiles it at the first ``.backward()``. If that failed, it would be too
     late for a fallback.
     """
-    import torch._functorch.config as functorch_config
-
-    return cast(
-        contextlib.AbstractContextManager[None],
-        functorch_config.patch(force_non_lazy_backward_lowering=True),
-    )
+    return _setting(force_non_lazy_backward_lowering=True)
 
 
 @optional(
@@ -71,12 +72,7 @@ def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
     backward what the forward wrote to it. The buffer has changed by then, so gradients are wrong
     (torch 2.13).
     """
-    import torch._functorch.config as functorch_config
-
-    return cast(
-        contextlib.AbstractContextManager[None],
-        functorch_config.patch(treat_parameters_as_free_to_save=False),
-    )
+    return _setting(treat_parameters_as_free_to_save=False)
 
 
 @optional(
@@ -84,17 +80,13 @@ def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
     f"{_CONFIG}donated_buffer",
     without=contextlib.nullcontext,
 )
-@contextlib.contextmanager
-def without_donated_buffers() -> Iterator[None]:
+def without_donated_buffers() -> contextlib.AbstractContextManager[None]:
     """Keep AOTAutograd from letting the backward overwrite what the forward saved.
 
     Only Inductor makes use of such memory ("donated" buffers). If no engine writes to saved
     tensors, another engine can compute the backward after a failure.
     """
-    import torch._functorch.config as functorch_config
-
-    with functorch_config.patch(donated_buffer=False):
-        yield
+    return _setting(donated_buffer=False)
 
 
 def donate_nothing() -> None:
@@ -195,7 +187,6 @@ def _draws_saved(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
     tensors; its ``getitem`` nodes are kept instead.
     """
     from torch._functorch import partitioners
-    from torch.utils.checkpoint import CheckpointPolicy
 
     for node in drawn:
         for result in {node, *_tensors_drawn(node)}:
@@ -341,6 +332,4 @@ def tracing_state() -> str:
     without=lambda: [("process", os.getpid())],
 )
 def _aot_settings() -> list[tuple[str, Any]]:
-    import torch._functorch.config
-
-    return sorted(torch._functorch.config.save_config_portable().items())
+    return sorted(functorch_config.save_config_portable().items())

@@ -11,6 +11,9 @@ import torch
 import torch.fx
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from composer._torch.fakes import forget_met, mode_of_compile, symbolic_context
 from composer._torch.modes import is_functorchs
@@ -32,8 +35,6 @@ def is_canonical(target: Any) -> bool:
 
 def _is_static(symbolic: Any) -> bool:
     """True if Dynamo gave no symbol to any size or stride of a tensor."""
-    from torch.fx.experimental.symbolic_shapes import DimDynamic
-
     kinds = (*symbolic.dynamic_sizes, *symbolic.dynamic_strides)
     return all(kind in (DimDynamic.STATIC, DimDynamic.INFER_STRIDE) for kind in kinds)
 
@@ -50,9 +51,6 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         run: Runs the captured graph.
         example_inputs: Real tensors and symbols, in the order of the placeholders.
     """
-    from torch.fx import traceback
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     known = getattr(mode_of_compile(), "shape_env", None)
     mode = FakeTensorMode(shape_env=known, allow_non_fake_inputs=True)
 
@@ -75,6 +73,4 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
 
 def untraced() -> contextlib.AbstractContextManager[Any]:
     """Call operators on fake tensors without recording or decomposing them."""
-    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-
     return disable_proxy_modes_tracing()

@@ -12,6 +12,7 @@ import torch.fx
 from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from composer._torch.fakes import as_fake, fake_mode_of, forget_met
 from composer._torch.names import optional
@@ -129,8 +130,6 @@ def as_if_captured(inputs: Sequence[Any]) -> Iterator[None]:
 
     Without Dynamo's fake mode, Inductor fails on a graph that contains graphs (``torch.cond``).
     """
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with captured_with([as_fake(mode, value) for value in inputs], inputs):
         yield

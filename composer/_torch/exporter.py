@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.fx
 from torch._ops import OpOverload
+from torch.export import default_decompositions
+from torch.export import graph_signature as export
 from torch.fx.traceback import preserve_node_meta
 
 from composer._torch.compiles import patched
@@ -154,7 +156,6 @@ def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
         known: The operators that the exporter translates. They are left out of the table.
     """
     from torch._decomp import decomposition_table
-    from torch.export import default_decompositions
 
     table: dict[Any, Callable[..., Any]] = {**decomposition_table, **default_decompositions()}
     overloads = (each for each in table if isinstance(each, OpOverload))
@@ -162,8 +163,6 @@ def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
 
 
 def _signature(gm: torch.fx.GraphModule) -> Any:
-    from torch.export import graph_signature as export
-
     def argument(node: torch.fx.Node) -> Any:
         if isinstance(node.meta["val"], torch.Tensor):
             return export.TensorArgument(name=node.name)

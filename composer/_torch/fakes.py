@@ -8,10 +8,12 @@ from typing import Any, cast
 
 import torch
 import torch.fx
+from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from composer._torch.names import optional
 
@@ -119,13 +121,6 @@ def fakes_of(inputs: Sequence[torch.Tensor], dynamic: Iterable[int]) -> list[Fak
         inputs: The tensors.
         dynamic: Positions of the tensors whose first size gets a symbol.
     """
-    from torch._dynamo.source import ConstantSource
-    from torch.fx.experimental.symbolic_shapes import (
-        DimDynamic,
-        ShapeEnv,
-        StatelessSymbolicContext,
-    )
-
     mode, symbolic = FakeTensorMode(shape_env=ShapeEnv()), frozenset(dynamic)
 
     def fake(i: int, value: torch.Tensor) -> FakeTensor:

@@ -7,9 +7,11 @@ from typing import Any, cast
 
 import torch
 import torch.fx
+from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from composer._torch.names import optional
+from composer._torch.names import optional, optional_value
 from composer._torch.sources import name_sources
 
 _SAVING = "saving compiled functions to a file (aot_compile)"
@@ -20,14 +22,7 @@ _NAMES = (
 )
 
 
-@optional(_SAVING, *_NAMES, without=lambda: object)
-def _serializable() -> Any:
-    from torch._dynamo.aot_compile_types import SerializableCallable
-
-    return SerializableCallable
-
-
-SerializableCallable: Any = _serializable()
+SerializableCallable: Any = optional_value(_SAVING, _NAMES[0], without=object)
 """The base class of objects that torch saves to a file in place of a compiled function."""
 
 
@@ -37,8 +32,6 @@ def will_be_saved() -> bool:
 
     Dynamo's own ``eager`` backend reads the same setting.
     """
-    from torch._functorch import config as functorch_config
-
     return bool(getattr(functorch_config, "force_autograd_cache", False))
 
 
@@ -48,8 +41,6 @@ def not_saving() -> contextlib.AbstractContextManager[None]:
     While a function is saved, AOTAutograd accepts what Inductor compiled, and refuses the results
     of any other compiler.
     """
-    from torch._functorch import config as functorch_config
-
     settings = (
         "force_autograd_cache",
         "strict_autograd_cache",
@@ -70,7 +61,6 @@ def graph_as_bytes(gm: torch.fx.GraphModule) -> bytes:
 def graph_of_bytes(data: bytes) -> torch.fx.GraphModule:
     """Read a graph that :func:`graph_as_bytes` wrote; :func:`recaptured` can compile it."""
     from torch.fx._graph_pickler import GraphPickler
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     gm = GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
     assert isinstance(gm, torch.fx.GraphModule)

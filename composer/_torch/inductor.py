@@ -10,7 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch._inductor
 import torch.fx
+from torch._functorch import config as functorch_config
+from torch._inductor import config as settings
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphModulePass as CustomGraphModulePass
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
@@ -39,22 +42,16 @@ else:
 
 def inductor_options() -> list[str]:
     """Every setting that Inductor knows; ``torch.compile(options=...)`` takes them."""
-    import torch._inductor
-
     return torch._inductor.list_options()
 
 
 def modes() -> list[str]:
     """The words that ``torch.compile(mode=...)`` takes."""
-    import torch._inductor
-
     return list(torch._inductor.list_mode_options())
 
 
 def _config_of(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The same as :func:`inductor_config` by public names. The options are not checked."""
-    import torch._inductor
-
     return {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
 
 
@@ -75,9 +72,7 @@ def inductor_config(mode: str | None, options: dict[str, Any]) -> dict[str, Any]
 
 def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
     """A setting as Inductor sees it: from the compile's own ``config``, or else from Inductor's."""
-    import torch._inductor.config as inductor_config
-
-    return config[name] if name in config else getattr(inductor_config, name)
+    return config[name] if name in config else getattr(settings, name)
 
 
 def is_compilers(error: BaseException) -> bool:
@@ -111,12 +106,9 @@ def fresh_compiles() -> Iterator[None]:
 
     ``torch.compiler.config.force_disable_caches`` does the same, but it warns.
     """
-    from torch._functorch import config as functorch_config
-    from torch._inductor import config as inductor_config
-
     with (
         functorch_config.patch(enable_autograd_cache=False),
-        inductor_config.patch(fx_graph_cache=False),
+        settings.patch(fx_graph_cache=False),
     ):
         yield
 
@@ -196,8 +188,5 @@ CUDAGRAPHS = "torch._dynamo.backends.cudagraphs"
 
 def cudagraphs_or_error() -> contextlib.AbstractContextManager[None]:
     """Make that backend raise if no CUDA graph can be made, and not run the graph without one."""
-    from torch._inductor import config
-
-    return cast(
-        contextlib.AbstractContextManager[None], config.patch({"triton.cudagraph_or_error": True})
-    )
+    patch = settings.patch({"triton.cudagraph_or_error": True})
+    return cast(contextlib.AbstractContextManager[None], patch)

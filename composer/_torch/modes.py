@@ -9,27 +9,23 @@ from typing import Any, cast
 
 import torch
 import torch.fx
+from torch import overrides
 from torch._guards import TracingContext
+from torch.autograd import forward_ad
+from torch.utils import _python_dispatch
 
-from composer._torch.names import optional
+from composer._torch.names import optional, optional_value
 
 
 class _NeverRaised(BaseException):
     """Stands for an exception that this torch does not have."""
 
 
-@optional(
+StopRecomputation: type[BaseException] = optional_value(
     "ending the second forward of a checkpoint early",
     "torch.utils.checkpoint:_StopRecomputationError",
-    without=lambda: _NeverRaised,
+    without=_NeverRaised,
 )
-def _stop_recomputation() -> type[BaseException]:
-    from torch.utils.checkpoint import _StopRecomputationError
-
-    return _StopRecomputationError
-
-
-StopRecomputation = _stop_recomputation()
 """The exception by which a checkpoint ends its second forward. It is raised within the operation
 that saves the last tensor."""
 
@@ -85,18 +81,12 @@ def set_float32_precision(given: Sequence[str]) -> None:
     _set_newer_settings(settings)
 
 
-@optional(
-    "regions of autocast within a graph",
-    *(f"torch.amp.autocast_mode:{each}" for each in ("_enter_autocast", "_exit_autocast")),
-    without=lambda: (None, None),
+_AUTOCAST = "regions of autocast within a graph"
+_enter_autocast = optional_value(_AUTOCAST, "torch.amp.autocast_mode:_enter_autocast", without=None)
+_exit_autocast = optional_value(_AUTOCAST, "torch.amp.autocast_mode:_exit_autocast", without=None)
+_set_grad_enabled = optional_value(
+    "regions of another grad mode within a graph", "torch._C:_set_grad_enabled", without=None
 )
-def _autocast_calls() -> tuple[Any, Any]:
-    from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-
-    return _enter_autocast, _exit_autocast
-
-
-_enter_autocast, _exit_autocast = _autocast_calls()
 
 
 def enters_autocast(target: Any) -> bool:
@@ -119,18 +109,9 @@ def changes_autocast(target: Any) -> bool:
     return target is _enter_autocast or target is _exit_autocast
 
 
-@optional(
-    "regions of another grad mode within a graph",
-    "torch._C:_set_grad_enabled",
-    without=lambda target: False,
-)
-def _changes_grad_mode(target: Any) -> bool:
-    return target is torch._C._set_grad_enabled
-
-
 def changes_state(target: Any) -> bool:
     """True if a graph's node changes grad mode or autocast for the nodes behind it."""
-    return _changes_grad_mode(target) or changes_autocast(target)
+    return target is _set_grad_enabled or changes_autocast(target)
 
 
 _FUNCTORCH = ("torch._functorch", "torch._C._functorch", "torch.autograd", "torch._C._autograd")
@@ -245,8 +226,6 @@ def modes_put_back() -> Iterator[None]:
 )
 def is_forward_mode() -> bool:
     """True if a level of ``torch.autograd.forward_ad`` is open: tensors may carry tangents."""
-    from torch.autograd import forward_ad
-
     return forward_ad._current_level >= 0
 
 
@@ -278,11 +257,8 @@ def compile_anew_in_forward_mode() -> None:
 )
 def is_watched() -> bool:
     """True if a mode is active that may change what is called (``torch.set_default_device``)."""
-    from torch import overrides
-    from torch.utils import _python_dispatch as dispatch
-
-    modes: Any = overrides._get_current_function_mode_stack
-    return bool(modes() or dispatch._get_current_dispatch_mode_stack())
+    function_modes: Any = overrides._get_current_function_mode_stack
+    return bool(function_modes() or _python_dispatch._get_current_dispatch_mode_stack())
 
 
 @optional(

@@ -138,6 +138,19 @@ def optional(
     return mark
 
 
+def optional_value(what: str, name: str, *, without: Any) -> Any:
+    """A private value of torch; ``without`` if torch lacks it, and then :func:`off` lists ``what``.
+
+    Args:
+        what: The feature that is off without the value, in words that stand before "is off".
+        name: The name of the value, as ``"module:attribute"``.
+        without: The value to use instead.
+    """
+    feature = Feature(what, (name,))
+    FEATURES.append(feature)
+    return without if feature.missing else pkgutil.resolve_name(name)
+
+
 def off(*, look: bool) -> list[str]:
     """A sentence for each feature that is off because this torch lacks a name.
 

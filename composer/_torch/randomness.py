@@ -11,6 +11,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer._torch.compiles import patched
@@ -63,8 +64,6 @@ def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool
     Raises:
         Exception: whatever the graph raises on fake inputs, if its control flow needs the data.
     """
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     seen = _Seen()
     with mode, seen:

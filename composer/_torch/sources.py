@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.fx
+from torch._dynamo.source import ConstantSource
 
 from composer._torch.names import optional
 
@@ -71,8 +72,6 @@ def name_sources(gm: torch.fx.GraphModule) -> None:
     AOTAutograd refuses a graph of Dynamo's if a buffer or a parameter has no source. Tracing adds
     such buffers (for ``torch.tensor([1.0])``), and passes may add some, too.
     """
-    from torch._dynamo.source import ConstantSource
-
     known = getattr(gm, "_param_name_to_source", None)
     if known is None:
         return

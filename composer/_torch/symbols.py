@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -95,17 +95,17 @@ def _noted_numbers(size: torch.SymInt | torch.SymFloat) -> dict[Any, Any]:
 
 def symbols(size: Any) -> frozenset[str]:
     """Names of the symbols in a size; none for a number. Asking adds no guard."""
-    if not isinstance(size, torch.SymInt):
-        return frozenset()
-    return frozenset(map(str, size.node.expr.free_symbols))
+    return frozenset(map(str, _free_symbols(size)))
+
+
+def _free_symbols(size: Any) -> Set[Any]:
+    return size.node.expr.free_symbols if isinstance(size, torch.SymInt) else frozenset()
 
 
 def size_with(size: Any, values: Mapping[str, int]) -> int:
     """The value of a size for these values of its symbols."""
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    given = {each: values[str(each)] for each in size.node.expr.free_symbols}
-    return int(size.node.expr.subs(given))
+    replacements = {symbol: values[str(symbol)] for symbol in _free_symbols(size)}
+    return int(size.node.expr.subs(replacements)) if replacements else int(size)
 
 
 def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, int | None]]:
@@ -138,9 +138,8 @@ def is_unbacked(size: Any) -> bool:
 
     Such a size depends on data, or an input is marked so (``mark_unbacked``).
     """
-    if not isinstance(size, torch.SymInt):
-        return False
-    return any(value is None for value, _, _ in symbol_facts(size).values())
+    free = _free_symbols(size)
+    return any(symbol not in size.node.shape_env.backed_var_to_val for symbol in free)
 
 
 def depends_on_data(size: Any) -> bool:

@@ -15,25 +15,18 @@ import torch.fx
 from torch._dynamo.convert_frame import compile_lock
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree
 
-from composer._torch.names import optional
+from composer._torch.names import optional, optional_value
 
 _NORMS = torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm
-
-
-@optional(
+BATCH_NORMS: Any = optional_value(
     "knowing batch norms of other packages",
     "torch.nn.modules.batchnorm:_BatchNorm",
-    without=lambda: _NORMS,
+    without=_NORMS,
 )
-def _batch_norms() -> tuple[type[torch.nn.Module], ...]:
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    return (_BatchNorm,)
-
-
-BATCH_NORMS = _batch_norms()
-"""The classes of batch norms. Torch documents their base class, but does not export it."""
+"""The class of batch norms, or the classes. Torch documents the base class, but does not export
+it."""
 
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
@@ -205,8 +198,6 @@ def order_of_memory(x: torch.Tensor) -> list[int]:
 
 def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The leaves of nested tuples, lists and dicts, and a function that nests others like them."""
-    from torch.utils import _pytree
-
     leaves, spec = _pytree.tree_flatten(value)
     return leaves, lambda new: _pytree.tree_unflatten(new, spec)
 

@@ -43,7 +43,7 @@ def read_request(
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     fakes = _torch.sources.example_values(gm)
-    weights = weight_positions(gm, example_inputs)
+    weights = _positions(gm, example_inputs, _is_weight)
     tensors = [*_torch.tensors.tensors_among(example_inputs), *gm.parameters(), *gm.buffers()]
     floating = [each for each in tensors if each.is_floating_point()]
     needs_backward = any(each.requires_grad for each in tensors)
@@ -57,7 +57,7 @@ def read_request(
         graph_key="",
         model=model,
         names=(model, _name_of_called()),
-        device=_most_common(str(each.device) for each in tensors) or "cpu",
+        device=_most_common((str(each.device) for each in tensors), default="cpu"),
         dtype=_most_common(map(dtype_name, floating or tensors)),
         training=torch.is_grad_enabled() and needs_backward,
         dynamic=any(map(_torch.symbols.symbolic_numbers, fakes)),
@@ -65,15 +65,6 @@ def read_request(
         inputs=tuple(_describe(placeholders[i], example_inputs[i]) for i in activations),
         mode=mode,
     )
-
-
-def weight_positions(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
-    """Positions of the inputs that are parameters or buffers of the model."""
-
-    def is_weight(node: torch.fx.Node, value: Any) -> bool:
-        return isinstance(value, torch.nn.Parameter) or _torch.dynamo.is_static_input(node)
-
-    return _positions(gm, example_inputs, is_weight)
 
 
 def lasting_weights(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
@@ -84,11 +75,16 @@ def lasting_weights(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
     """
 
     def is_lasting(node: torch.fx.Node, value: Any) -> bool:
-        if isinstance(value, torch.nn.Parameter):
-            return True
-        return _torch.dynamo.is_static_input(node) and not _torch.dynamo.is_marked_by_program(node)
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        is_marked = _torch.dynamo.is_marked_by_program(node)
+        return _is_weight(node, value) and (is_parameter or not is_marked)
 
     return _positions(gm, example_inputs, is_lasting)
+
+
+def _is_weight(node: torch.fx.Node, value: Any) -> bool:
+    """True if an input is a parameter or buffer of the model."""
+    return isinstance(value, torch.nn.Parameter) or _torch.dynamo.is_static_input(node)
 
 
 def _positions(
@@ -206,6 +202,6 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _most_common(names: Iterable[str]) -> str:
+def _most_common(names: Iterable[str], default: str = "") -> str:
     counts = Counter(names)
-    return max(counts, key=counts.__getitem__, default="")
+    return max(counts, key=counts.__getitem__, default=default)

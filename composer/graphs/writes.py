@@ -12,7 +12,6 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import attribute_at, graph_modules, value_of
-from composer.graphs.norms import KEEP_STATISTICS
 from composer.records import GraphRequest
 
 _ASSIGNS = frozenset(
@@ -21,6 +20,18 @@ _ASSIGNS = frozenset(
 )
 """Names of functions that write to an operand. The last one runs a user's Triton kernel, which may
 write to all of its arguments (not tested: no GPU)."""
+
+
+KEEP_STATISTICS = {
+    "batch_norm": (5, "training", False),
+    "native_batch_norm": (5, "training", False),
+    "cudnn_batch_norm": (5, "training", False),
+    "miopen_batch_norm": (5, "training", False),
+    "_batch_norm_impl_index": (5, "training", False),
+    "instance_norm": (5, "use_input_stats", True),
+}
+"""Norms that write to running statistics, which their schemas do not declare. For each name, the
+position, name and default of the argument that says whether to update them."""
 
 
 def may_write(gm: torch.fx.GraphModule) -> bool:

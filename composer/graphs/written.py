@@ -159,7 +159,7 @@ def number_of(value: Any) -> Any:
 
 def qualified(target: Any) -> str:
     """The name of an operator, such as ``"aten.add.Tensor"``, or of a function with its module."""
-    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
+    name = getattr(target, "__qualname__", getattr(target, "__name__", None))
     if isinstance(target, _torch.operators.OpOverload) or name is None:
         return str(target)
     return f"{getattr(target, '__module__', '')}.{name}"

@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.norms import KEEP_STATISTICS
+from composer.graphs.writes import KEEP_STATISTICS
 
 
 class Aliasing:

@@ -42,7 +42,6 @@ class PassResult:
 
 SHARED_MODULES = (
     "composer.graphs.nodes",
-    "composer.graphs.norms",
     "composer.graphs.writes",
     "composer.passes.aliasing",
     "composer.passes.gradients",

@@ -9,8 +9,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import attribute_at
-from composer.graphs.norms import KEEP_STATISTICS
-from composer.graphs.writes import is_told_to_write, is_torchs
+from composer.graphs.writes import KEEP_STATISTICS, is_told_to_write, is_torchs
 
 _IN_PLACE = frozenset(
     getattr(operator, name)
