@@ -4,26 +4,33 @@
 ``tests/_torch/test_torch.py`` has a test for each, so that after a torch upgrade a test fails with
 the name of what moved. Heavy parts (the ONNX exporter) are imported when they are first used.
 
-- ``dynamo``: The compile that Dynamo runs now, and Dynamo's registry of backends.
-- ``breaks``: What the user compiled, and where Dynamo could not follow.
-- ``minifier``: Torch's minifier.
-- ``ranks``: The other ranks of ``torch.distributed``.
-- ``modes``: Modes, and what autograd saves: grad mode, autocast, hooks.
-- ``operators``: Operators and their schemas: names, paths, writes in place, random numbers.
-- ``randomness``: Random numbers: generators, and whether a graph draws.
-- ``symbols``: Sizes that are symbols.
-- ``tensors``: Tensors and their memory.
-- ``fakes``: Fake tensors.
-- ``sources``: Copies of a graph, and what Dynamo says of its inputs.
-- ``files``: Graphs that are written to files and read back.
-- ``compiles``: Compiles that Dynamo does not run: after its own compile, beside it, or within
-  another.
-- ``canonical``: What passes need of torch: canonical ATen, and Inductor's pattern matcher.
-- ``aot``: AOTAutograd: its settings, a compile through it, and what it found out about a graph.
-- ``backwards``: Compiled backwards, and the guard around them.
-- ``inductor``: Inductor: its settings, caches and kinds of pass.
-- ``exporter``: The ONNX exporter.
-- ``processor``: The processor.
+Composer replaces the following functions and values of torch. Where nothing else is said, it does
+so during its own compiles only. After each is the reason, and what torch would have to offer so
+that the replacement could go.
+
+- ``breaks``: ``ConvertFrameAssert.__call__``, ``CatchErrorsWrapper.__call__`` and
+  ``InstructionTranslatorBase.log_graph_break``, for good. Dynamo only logs graph breaks and frames
+  without a graph. *Callbacks for both.*
+- ``backwards``: ``AOTDispatchAutograd.post_compile``, for good. A compiled backward that fails
+  cannot fall back. *A hook that is given each compiled backward, also those from the cache.*
+- ``aot``: ``partitioners.choose_saved_values_set``. The partitioner draws random numbers again.
+  *A mark* ``MUST_SAVE`` *that holds with any memory budget* (pytorch/pytorch#190758).
+- ``aot``: ``compile_utils.rand_ops``. The partitioner merges equal calls that draw. *Mended in
+  torch 2.14.*
+- ``compiles``: ``torch.compiler._is_compiling_flag``. While one thread traces, compiled functions
+  refuse to run in all threads. *A flag for each thread* (pytorch/pytorch#168999).
+- ``randomness``: ``get_rng_state`` and ``set_rng_state`` of ``torch``. A compile in a background
+  thread restores old states of the generators. *Compilers that restore the states of their own
+  thread only.*
+- ``inductor``: ``freezing.freeze``. Frozen graphs give out their own constants. *Copies.*
+- ``inductor``: ``async_compile.maybe_warm_pool``. Inductor starts processes that a graph on a CPU
+  does not use. *A start at the first graph on a GPU.*
+- ``tensors``: the module ``weakref`` within ``torch.utils``, for good. ``swap_tensors`` refuses
+  tensors with weak references. *A hook before a swap.*
+- ``minifier``: ``after_dynamo.generate_dynamo_fx_repro_string``, for good, and ``extra_imports``.
+  A script of the minifier does not set the options of the backend. *A hook for more lines.*
+- ``exporter``: ``OpSignature.from_op_schema`` of onnx_ir. The exporter reads the schema of an
+  operator again for each node. *A cache.*
 """
 
 from composer._torch.names import require_essential

@@ -70,7 +70,7 @@ def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
 
     By default they cost nothing. The partitioner then keeps a buffer, and recomputes from it in the
     backward what the forward wrote to it. The buffer has changed by then, so gradients are wrong
-    (torch 2.13).
+    (https://github.com/pytorch/pytorch/pull/197039).
     """
     return _setting(treat_parameters_as_free_to_save=False)
 
@@ -181,7 +181,7 @@ def _draws_saved(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
     """Make the partitioner keep random numbers for the backward, however little memory it may keep.
 
     With ``aggressive_recomputation`` or ``activation_memory_budget``, the partitioner may draw
-    again in the backward, and the numbers differ (torch 2.13, ``aot_eager`` too). So the nodes are
+    again in the backward (https://github.com/pytorch/pytorch/issues/190758). So the nodes are
     marked to be saved. With a budget of 0, the partitioner ignores such marks and keeps the inputs
     alone; a tiny budget is given instead. The partitioner may then keep a call that returns several
     tensors; its ``getitem`` nodes are kept instead.
@@ -223,7 +223,8 @@ def _draws_kept_apart(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
     """Keep the partitioner from merging two equal calls that draw random numbers.
 
     It merges equal calls, except of the operators in a list of names. Two
-    ``torch.zeros(3).uniform_()`` then get the same numbers (torch 2.13, ``aot_eager`` too).
+    ``torch.zeros(3).uniform_()`` then get the same numbers, also by ``aot_eager`` (torch 2.13;
+    ``test_draws_that_are_alike_are_kept_apart`` fails once that is mended).
     """
     from torch._functorch import compile_utils
 
@@ -238,9 +239,9 @@ def _draws_kept_apart(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
     lazily=True,
 )
 def _describe_second_draws(backward: torch.fx.GraphModule) -> None:
-    """Set the metadata of draws that are repeated for a checkpoint.
+    """Set the metadata of draws that are repeated for a checkpoint, which the partitioner omits.
 
-    The partitioner does not set them (torch 2.13).
+    ``test_what_is_drawn_again_for_a_checkpoint_says_what_it_is`` fails once it sets them.
     """
     from torch._prims.rng_prims import run_with_rng_state
 
@@ -288,10 +289,8 @@ def aot_adds_nothing(outputs: int) -> bool:
     """True if AOTAutograd's run-time wrapper has nothing to do for the graph it has just traced.
 
     That is so if no input is written to, every output has memory of its own, and AOTAutograd has
-    added no output. The result is false if AOTAutograd does not say.
-
-    Args:
-        outputs: The number of outputs of the captured graph.
+    added no output to the ``outputs`` of the captured graph. The result is false if AOTAutograd
+    does not say.
     """
     from torch._functorch._aot_autograd.schemas import OutputType
 

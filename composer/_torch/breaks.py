@@ -256,7 +256,7 @@ def _uncaptured(wrapper: Any, frame: Any, met: _Break | None, skipped: str) -> U
 
     Args:
         wrapper: Dynamo's conversion of frames for one ``torch.compile``.
-        frame: The frame.
+        frame: The frame, as Dynamo passes it.
         met: The last graph break in the frame; ``None`` if there was none.
         skipped: Dynamo's reason for skipping the frame (torch 2.13); empty if it did not skip it.
     """

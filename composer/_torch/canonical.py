@@ -45,11 +45,7 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
     ``make_fx(pre_dispatch=True)`` records each call as one overload, above autograd and autocast,
     as ``torch.export`` does for training. The inputs get new fake tensors, in a mode that shares
     Dynamo's symbols. Dynamo's own fake tensors are not used, because running the graph may change
-    their metadata.
-
-    Args:
-        run: Runs the captured graph.
-        example_inputs: Real tensors and symbols, in the order of the placeholders.
+    their metadata. ``example_inputs`` are real tensors and symbols.
     """
     known = getattr(mode_of_compile(), "shape_env", None)
     mode = FakeTensorMode(shape_env=known, allow_non_fake_inputs=True)

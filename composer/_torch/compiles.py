@@ -40,9 +40,10 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 def compiling() -> Iterator[None]:
     """Compile as Dynamo does: one compile at a time in the process, which says that it compiles.
 
-    FX has one flag for all threads that says that FX traces. Two compiles at once leave the flag
-    set for good, and then every compiled function refuses to run. While one thread compiles,
-    compiled functions run in other threads only if ``torch.compiler.is_compiling()`` is true.
+    Before torch 2.14, FX has one flag for all threads that says that FX traces
+    (https://github.com/pytorch/pytorch/pull/168999). Two compiles at once leave the flag set for
+    good, and then every compiled function refuses to run. While one thread compiles, compiled
+    functions run in other threads only if ``torch.compiler.is_compiling()`` is true.
     """
     with compile_lock, _saying_so():
         yield

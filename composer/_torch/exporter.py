@@ -152,8 +152,7 @@ def _mixes_types(node: torch.fx.Node) -> bool:
 def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
     """The exporter's table of decompositions, made without importing the exporter, which is slow.
 
-    Args:
-        known: The operators that the exporter translates. They are left out of the table.
+    The operators that the exporter translates (``known``) are left out of the table.
     """
     from torch._decomp import decomposition_table
 

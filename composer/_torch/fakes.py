@@ -117,9 +117,7 @@ def symbolic_context(value: torch.Tensor) -> Any:
 def fakes_of(inputs: Sequence[torch.Tensor], dynamic: Iterable[int]) -> list[FakeTensor]:
     """Fakes of tensors in a new mode, as Dynamo makes them.
 
-    Args:
-        inputs: The tensors.
-        dynamic: Positions of the tensors whose first size gets a symbol.
+    The first size of the tensors at the positions ``dynamic`` gets a symbol.
     """
     mode, symbolic = FakeTensorMode(shape_env=ShapeEnv()), frozenset(dynamic)
 

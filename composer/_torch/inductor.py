@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,9 +20,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._ops import OpOverload
 
-from composer._torch.compiles import patched
+from composer._torch.compiles import compile_lock, patched
 from composer._torch.names import off, optional
 from composer._torch.operators import shares_memory
+from composer._torch.tensors import tensors_among
 from composer.errors import refuse
 from composer.records import Reason, Status
 
@@ -114,6 +115,30 @@ def fresh_compiles() -> Iterator[None]:
 
 
 @optional(
+    "starting no idle processes for Inductor's compiles on a CPU",
+    "torch._inductor.async_compile:maybe_warm_pool",
+    without=lambda inputs: contextlib.nullcontext(),
+    lazily=True,
+)
+@contextlib.contextmanager
+def no_idle_workers(inputs: Sequence[Any]) -> Iterator[None]:
+    """Keep Inductor from starting processes for compiling where no input is on a GPU.
+
+    The processes compile Triton kernels; threads of this process compile C++ (torch 2.13). Dynamo's
+    backend for Inductor starts the processes for any graph. ``torch.compile(backend="inductor")``
+    itself starts them only for a graph on a GPU. Their start takes a core for some seconds. Engines
+    were measured meanwhile, and a slow one was chosen.
+    """
+    if any(each.device.type != "cpu" for each in tensors_among(inputs)):
+        yield
+        return
+    from torch._inductor import async_compile
+
+    with compile_lock, patched(async_compile, "maybe_warm_pool", lambda: None):
+        yield
+
+
+@optional(
     "freeing the constants of frozen graphs of Inductor's",
     *(f"torch._inductor.codecache:PyCodeCache.{each}" for each in ("modules", "modules_no_attr")),
     without=contextlib.nullcontext,
@@ -153,8 +178,8 @@ def _refuse() -> Any:
 def constants_kept_apart() -> Iterator[None]:
     """Make the graphs that Inductor freezes within return copies of their constants.
 
-    Otherwise an output that is computed from weights alone is the same tensor in all calls (torch
-    2.13), and the program may write to it.
+    Otherwise an output that is computed from weights alone is the same tensor in all calls, and the
+    program may write to it (``test_what_inductor_folds_it_gives_out`` fails once that is mended).
     """
     from torch._inductor import freezing
 

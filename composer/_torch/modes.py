@@ -43,7 +43,7 @@ _FLOAT32_SETTINGS = (
 )
 """Settings of ``torch.backends``. A setting that is not set itself follows a more general one,
 which stands before it. They are read by their private names, because
-``torch.backends.mkldnn.fp32_precision`` sets the precision of all (torch 2.13)."""
+``torch.backends.mkldnn.fp32_precision`` sets the precision of all (torch 2.11 to 2.15)."""
 
 
 def float32_precision() -> tuple[str, ...]:
@@ -237,8 +237,8 @@ def is_forward_mode() -> bool:
 def compile_anew_in_forward_mode() -> None:
     """Make Dynamo compile the current graph again when :func:`is_forward_mode` changes.
 
-    Dynamo (torch 2.13) guards on it only if a function opens a level itself. Outside of Dynamo
-    nothing is done.
+    Dynamo (torch 2.11 to 2.15) guards on it only if a function opens a level itself. Outside of
+    Dynamo nothing is done.
     """
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.source import GlobalStateSource

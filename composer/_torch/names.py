@@ -139,12 +139,9 @@ def optional(
 
 
 def optional_value(what: str, name: str, *, without: Any) -> Any:
-    """A private value of torch; ``without`` if torch lacks it, and then :func:`off` lists ``what``.
+    """A private value of torch, or ``without`` if torch lacks it.
 
-    Args:
-        what: The feature that is off without the value, in words that stand before "is off".
-        name: The name of the value, as ``"module:attribute"``.
-        without: The value to use instead.
+    ``what`` and ``name`` are those of :func:`optional`.
     """
     feature = Feature(what, (name,))
     FEATURES.append(feature)

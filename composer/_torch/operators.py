@@ -74,7 +74,7 @@ def parts_of(operator: OpOverload) -> Callable[..., Any] | None:
     """A function that calls the operators that ``operator`` is composed of.
 
     ``operator.decompose`` is not used, because torch's GRU in Python forgets its dropout (torch
-    2.13).
+    2.11 to 2.15).
 
     Returns:
         ``None`` if the operator has a kernel of its own.

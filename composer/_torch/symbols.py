@@ -53,11 +53,8 @@ def _with_numbers(size: torch.SymInt | torch.SymFloat, numbers: Mapping[Any, Any
 def with_values(sizes: Iterable[torch.SymInt], values: Iterable[int]) -> Iterator[None]:
     """Make :func:`hint` return these values while a graph is compiled again for another call.
 
-    The caller must hold the compile lock, because the values hold for all threads.
-
-    Args:
-        sizes: Symbols of one graph.
-        values: Their values in that call.
+    ``sizes`` are symbols of that graph. The caller must hold the compile lock, because the values
+    hold for all threads.
     """
     pairs = list(zip(sizes, values, strict=True))
     noted = _noted_numbers(pairs[0][0]) if pairs else {}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 import torch.fx
-from torch._dynamo.convert_frame import compile_lock
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
@@ -54,35 +52,6 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
-
-
-@optional(
-    "starting no idle processes for Inductor's compiles on a CPU",
-    "torch._inductor.async_compile:maybe_warm_pool",
-    without=lambda inputs: contextlib.nullcontext(),
-    lazily=True,
-)
-@contextlib.contextmanager
-def no_idle_workers(inputs: Sequence[Any]) -> Iterator[None]:
-    """Keep Inductor from starting processes for compiling where no input is on a GPU.
-
-    The processes compile Triton kernels; threads of this process compile C++ (torch 2.13). Dynamo's
-    backend for Inductor starts the processes for any graph. ``torch.compile(backend="inductor")``
-    itself starts them only for a graph on a GPU. Their start takes a core for some seconds. Engines
-    were measured meanwhile, and a slow one was chosen.
-    """
-    if any(each.device.type != "cpu" for each in tensors_among(inputs)):
-        yield
-        return
-    from torch._inductor import async_compile
-
-    with compile_lock:
-        starts = async_compile.maybe_warm_pool
-        async_compile.maybe_warm_pool = lambda: None
-        try:
-            yield
-        finally:
-            async_compile.maybe_warm_pool = starts
 
 
 @optional(
@@ -205,8 +174,7 @@ def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
 def before_swaps(told: Callable[[torch.Tensor], None]) -> None:
     """Call ``told`` with every tensor that ``torch.utils.swap_tensors`` is about to swap.
 
-    ``swap_tensors`` has no hook (torch 2.13), and refuses tensors that have weak references. The
-    function itself is not replaced, since a program may hold it (``from torch.utils import
+    The function itself is not replaced, since a program may hold it (``from torch.utils import
     swap_tensors``). Instead, the module ``weakref`` that it uses is replaced by one whose
     ``getweakrefs`` calls ``told`` first.
     """

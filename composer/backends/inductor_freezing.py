@@ -69,7 +69,7 @@ def _compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config
 ) -> Callable[..., Any]:
     compile_fx = _torch.dynamo.lookup_backend("inductor")
-    with _torch.tensors.no_idle_workers(example_inputs):
+    with _torch.inductor.no_idle_workers(example_inputs):
         return compile_fx(gm, list(example_inputs), config_patches=dict(config))  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; Inductor takes more
 
 

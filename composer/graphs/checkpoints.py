@@ -1,11 +1,12 @@
 """Running a captured graph without an engine, with checkpoints and regions as in eager.
 
 ``tag_activation_checkpoint`` is written for AOTAutograd, which makes sure that random numbers are
-drawn once. In torch 2.13 without AOTAutograd, also with ``backend="eager"``, it draws new numbers
-when the backward recomputes the forward. The gradients of a dropout then belong to another mask.
+drawn once. Without AOTAutograd, also with ``backend="eager"``, torch 2.11 ignores the checkpoint
+(https://github.com/pytorch/pytorch/issues/160773). Torch 2.13 to 2.15 draw new numbers when the
+backward recomputes the forward, and the gradients of a dropout then belong to another mask.
 
 ``invoke_subgraph`` calls a region that the program marked to be compiled once
-(``torch.compiler.nested_compile_region``). In torch 2.13 without AOTAutograd, also with
+(``torch.compiler.nested_compile_region``). In torch 2.11 to 2.13 without AOTAutograd, also with
 ``backend="eager"``, its backward raises.
 """
 
@@ -46,13 +47,9 @@ _REGION = torch.ops.higher_order.invoke_subgraph
 def _with_targets(
     gm: torch.fx.GraphModule, replacements: Mapping[Any, Callable[..., Any]]
 ) -> torch.fx.GraphModule:
-    """A copy of the graph, nested graphs included, in which some calls have other targets.
+    """A copy of the graph, nested graphs included, in which calls have their new targets.
 
-    The graph itself if it has no such calls.
-
-    Args:
-        gm: The graph.
-        replacements: The new target for each target to replace.
+    The graph itself if it calls none of the targets to replace.
     """
     if not _calls(gm, replacements):
         return gm
@@ -99,13 +96,8 @@ def _checkpoint(
 ) -> Any:
     """Run the body under torch's checkpoint, with the options that the program gave.
 
-    Dynamo stores a ``context_fn`` in the metadata of the body.
-
-    Args:
-        body: The graph that the backward recomputes.
-        args: Its arguments.
-        held: The positions of the parameters and buffers among them.
-        kwargs: The options of the checkpoint.
+    ``held`` are the positions of the parameters and buffers among the arguments. Dynamo stores a
+    ``context_fn`` in the metadata of the body.
     """
     if "_checkpoint_context_fn" in body.meta:
         kwargs["context_fn"] = body.meta["_checkpoint_context_fn"]

@@ -26,11 +26,8 @@ def clone_graph(
 ) -> torch.fx.GraphModule:
     """A copy of the graph module that shares only tensors and leaf modules with ``gm``.
 
-    Graphs nested in it (the branches of ``torch.cond``, say) are cloned as well.
-
-    Args:
-        gm: The graph module to clone.
-        make: The class of the copy.
+    Graphs nested in it (the branches of ``torch.cond``, say) are cloned as well. ``make`` is the
+    class of the copy.
     """
     twin = make(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
     twin.meta.update(gm.meta)
@@ -104,8 +101,9 @@ def with_captured_dtypes(
 ) -> Callable[[Sequence[Any]], list[Any]] | None:
     """A function that casts a call's inputs to the captured dtypes; ``None`` if not needed.
 
-    Dynamo of torch 2.13 captures a number from ``random.uniform`` in the default dtype, but passes
-    it in float64. Engines that read inputs by address would read a wrong number.
+    Dynamo captures a number from ``random.uniform`` in the default dtype, but passes it in float64
+    (https://github.com/pytorch/pytorch/issues/198187). Engines that read inputs by address would
+    read a wrong number.
     """
     dtypes: dict[int, torch.dtype] = {}
     for i, node in enumerate(gm.graph.find_nodes(op="placeholder")):

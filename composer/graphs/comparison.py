@@ -105,14 +105,9 @@ _ROUNDINGS = 64
 
 
 def _split(size: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Separates the fill values of masks from computed numbers.
+    """A boolean tensor that is true at fill values of masks, and the other absolute values.
 
-    Args:
-        size: The absolute values of the numbers.
-        dtype: The dtype in which they were computed.
-
-    Returns:
-        A boolean tensor that is true at fill values, and the absolute values of the other numbers.
+    ``size`` holds the absolute values of numbers that were computed in ``dtype``.
     """
     large = size >= _FILL
     filled = size == torch.finfo(dtype).max if dtype.is_floating_point else torch.zeros_like(large)
@@ -154,11 +149,7 @@ class Bounds:
         return atol + rtol * size.clamp(min=scale)
 
     def rounding(self, dtype: torch.dtype) -> float:
-        """The allowed error of a gradient that cancels, as a share of the largest gradient.
-
-        Args:
-            dtype: The dtype of the gradient.
-        """
+        """The allowed error of a gradient that cancels, as a share of the largest gradient."""
         usual, _ = TOLERANCES.get(dtype, _TOLERANCE_OF_OTHERS)
         return min(_ROUNDINGS * torch.finfo(dtype).eps, usual)
 
@@ -175,12 +166,7 @@ class LowPrecisionBounds(Bounds):
     share: float = 1e-2
 
     def allowed(self, expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The allowed absolute error, which is the same for all elements except fill values.
-
-        Args:
-            expected: The expected values, in float64 or complex128.
-            dtype: The dtype of the values that are compared.
-        """
+        """The allowed absolute error, which is the same for all elements except fill values."""
         size = expected.abs().nan_to_num(posinf=0.0)
         filled, plain = _split(size, dtype)
         largest = float(plain.max()) if plain.numel() else 0.0
@@ -310,12 +296,9 @@ def _mismatch_of_numbers(
 
 
 def _slack(eagers: torch.Tensor, exact: torch.Tensor, rounding: float) -> float:
-    """The error that an engine may have because eager has errors of its own.
+    """The error that an engine may have because eager has errors of its own (``eagers``).
 
-    Args:
-        eagers: Eager's absolute errors, where its numbers are finite.
-        exact: The exact values.
-        rounding: The error that is allowed if a gradient cancels; 0 for other values.
+    ``rounding`` is the error that is allowed if a gradient cancels; it is 0 for other values.
     """
     if not eagers.numel():
         return 0.0

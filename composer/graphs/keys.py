@@ -20,9 +20,8 @@ def with_key(request: GraphRequest, name: str | None, settings: str) -> GraphReq
     """The request with its key, and with the user's own name for the model if there is one.
 
     Args:
-        request: The facts about the graph.
-        name: The user's name for the model. The default is the class of the module, or the
-            function, whose frame is compiled.
+        request: The facts about the graph, with the name of the class or function as its model.
+        name: The user's name for the model.
         settings: Text of everything else that the key depends on.
     """
     text = _text(request.gm, settings, request.example_inputs)
