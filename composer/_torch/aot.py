@@ -223,8 +223,8 @@ def _draws_kept_apart(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
     """Keep the partitioner from merging two equal calls that draw random numbers.
 
     It merges equal calls, except of the operators in a list of names. Two
-    ``torch.zeros(3).uniform_()`` then get the same numbers, also by ``aot_eager`` (torch 2.13;
-    ``test_draws_that_are_alike_are_kept_apart`` fails once that is mended).
+    ``torch.zeros(3).uniform_()`` then get the same numbers, also by ``aot_eager`` (before torch
+    2.14; ``test_draws_that_are_alike_are_kept_apart`` fails where that is mended).
     """
     from torch._functorch import compile_utils
 

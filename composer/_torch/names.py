@@ -139,10 +139,7 @@ def optional(
 
 
 def optional_value(what: str, name: str, *, without: Any) -> Any:
-    """A private value of torch, or ``without`` if torch lacks it.
-
-    ``what`` and ``name`` are those of :func:`optional`.
-    """
+    """A private value of torch, or ``without`` if torch lacks it. See :func:`optional`."""
     feature = Feature(what, (name,))
     FEATURES.append(feature)
     return without if feature.missing else pkgutil.resolve_name(name)

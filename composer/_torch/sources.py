@@ -14,10 +14,7 @@ from composer._torch.names import optional
 
 
 def example_values(gm: torch.fx.GraphModule) -> list[Any]:
-    """The fake tensor, symbol or number that Dynamo captured for each input.
-
-    They are ``None`` in a graph that did not come from Dynamo.
-    """
+    """The fake tensor or symbol that Dynamo captured for each input; ``None`` without Dynamo."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     return [node.meta.get("example_value") for node in placeholders]
 
