@@ -95,12 +95,14 @@ def captured_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+_CALL = "torch.nn:Module._call_impl"
 _TRANSLATOR = "torch._dynamo.symbolic_convert:InstructionTranslator.current_tx"
 FRAMES = (
     _TRANSLATOR,
     "torch._dynamo.aot_compile:aot_compile_fullgraph.__code__",
     "torch._dynamo.external_utils:__file__",
     "torch._dynamo.resume_execution:ContinueExecutionCache.generated_code_metadata",
+    _CALL,
 )
 
 
@@ -170,6 +172,7 @@ def user_frame(frame: Any) -> UserFrame:
     "the name of what the program compiled, behind a graph break in a part of it",
     "torch._dynamo.eval_frame:_TorchDynamoContext.__call__",
     "torch._dynamo.external_utils:__file__",
+    _CALL,
 )
 def called_frame() -> UserFrame | None:
     """The frame of the callable that the program gave ``torch.compile`` and calls now.
@@ -197,7 +200,7 @@ def _frame_of_call(called: Any) -> UserFrame | None:
     if not isinstance(code, types.CodeType):
         return None
     owner = getattr(method, "__self__", None)
-    if function in (torch.nn.Module._call_impl, torch.nn.Module._wrapped_call_impl):
+    if function in (torch.nn.Module.__call__, torch.nn.Module._call_impl):
         return _frame_of_call(owner)  # Dynamo does not compile what calls a module's forward
     return UserFrame(code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__)
 
