@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from composer import _torch
@@ -117,22 +117,32 @@ def refuse_slip(name: str) -> None:
     Raises:
         UnknownNameError: the message suggests the known name.
     """
-    prefix = DYNAMO if name.startswith(DYNAMO) else ""
-    known = {*_torch.dynamo.list_backends()} if prefix else names()
+    if name.startswith(DYNAMO):
+        prefix, known, also_called = DYNAMO, {*_torch.dynamo.list_backends()}, dict[str, str]()
+    else:
+        prefix, known, also_called = "", names(), _ALSO_CALLED
     own = name.removeprefix(prefix)
     if own in known:
         return
-    slips = (each for each in sorted(known) if len(each) >= _LONG and one_slip_apart(own, each))
-    meant = next(slips, None) or nearest(own, known, cutoff=_SLIP)
-    if not prefix:
-        meant = _ALSO_CALLED.get(own.casefold().replace("-", "_"), meant)
+    common_name = own.casefold().replace("-", "_")
+    meant = also_called.get(common_name) or _misspelled(own, known)
     if meant:
         raise UnknownNameError(f"unknown backend {name!r}; did you mean {prefix + meant!r}?")
 
 
-def _as_backend(found: Callable[..., Any]) -> Backend:
-    is_engine = isinstance(found, type) and issubclass(found, Backend)
-    return found() if is_engine else CallableBackend(found)
+def _misspelled(name: str, known: Collection[str]) -> str | None:
+    """The known name that an unknown one is a slip of; ``None`` if it is like none of them."""
+    for candidate in sorted(known):
+        if len(candidate) >= _LONG and one_slip_apart(name, candidate):
+            return candidate
+    return nearest(name, known, cutoff=_SLIP)
+
+
+def _as_backend(engine: Callable[..., Any]) -> Backend:
+    """The backend of a class or function."""
+    if isinstance(engine, type) and issubclass(engine, Backend):
+        return engine()
+    return CallableBackend(engine)
 
 
 def _given_by_program(name: str) -> Backend | None:

@@ -160,8 +160,8 @@ def require_inference(request: GraphRequest, remedy: str) -> None:
         Refusal: ``declined``; the graph is for training and has such an output.
     """
     (returned,) = request.gm.graph.find_nodes(op="output")
-    known = map(value_of, returned.all_input_nodes)
-    if request.training and any(map(requires_grad, known)):
+    outputs = map(value_of, returned.all_input_nodes)
+    if request.training and any(map(requires_grad, outputs)):
         refuse(Status.DECLINED, Reason.TRAINING_GRAPH, remedy)
 
 
@@ -169,5 +169,6 @@ def check_known(options: Mapping[str, Any], known: Sequence[str], backend: str) 
     """Raise an ``OptionError`` that names every option outside ``known``."""
     unknown = [name for name in options if name not in known]
     if unknown:
-        named = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
-        raise OptionError(f"backend {backend!r}: {named} (accepted: {', '.join(known) or 'none'})")
+        mistakes = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
+        accepted = ", ".join(known) or "none"
+        raise OptionError(f"backend {backend!r}: {mistakes} (accepted: {accepted})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -13,7 +12,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends.base import Backend, Build, BuildRequest
+from composer.backends.base import Backend, Build, BuildRequest, is_installed
 from composer.backends.foreign import foreign
 from composer.errors import OptionError, Refusal, import_failure, refuse
 from composer.passes import fingerprint
@@ -43,9 +42,9 @@ class CallableBackend(Backend):
         If the function has a method ``uuid()``, its result is used instead.
         """
         uuid = getattr(self.function, "uuid", None)
-        says = self.function if uuid is None else uuid()
+        content = self.function if uuid is None else uuid()
         try:
-            return fingerprint.digest(says, fingerprint.file_of(self.function))
+            return fingerprint.digest(content, fingerprint.file_of(self.function))
         except fingerprint.Unstable:
             return None
 
@@ -58,8 +57,10 @@ class CallableBackend(Backend):
         """Call the function. ``mode`` is not passed on: only torch's own engines know it."""
         if known := foreign(self.function):
             return Build(known.compiled_by(self.function, request))
-        options = {"options": dict(request.options)} if request.options else {}
-        return Build(self.function(request.gm, request.example_inputs, **options))
+        if not request.options:
+            return Build(self.function(request.gm, request.example_inputs))
+        options = dict(request.options)
+        return Build(self.function(request.gm, request.example_inputs, options=options))
 
 
 class NamedBackend(Backend):
@@ -82,7 +83,7 @@ class NamedBackend(Backend):
         """Refuse if no installed package registers the name, or a package it needs is missing."""
         whose = str(getattr(self._function(), "__module__", ""))
         package = _PACKAGES.get(self.name) if whose.startswith("torch.") else None
-        if package and not _is_installed(package):
+        if package and not is_installed(package):
             what = f"backend {self.name!r} needs the package {package!r}, which is not installed"
             refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
@@ -125,21 +126,8 @@ class NamedBackend(Backend):
             raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from error
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # it is imported already, and has no spec
-        return True
-
-
 def _refuse_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise an ``OptionError`` if there are options and the function does not take any.
-
-    Args:
-        name: The backend's name, for the message.
-        function: The backend.
-        options: The candidate's options.
-    """
+    """Raise an ``OptionError`` if there are options and the function does not take any."""
     if options and not _takes_options(function):
         raise OptionError(f"backend {name!r} takes no options=, but is given {dict(options)}")
 
@@ -153,6 +141,9 @@ def _takes_options(function: Callable[..., Any]) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
         return True
-    of = inspect.unwrap(getattr(function, "func", function))
-    anything = not str(getattr(of, "__module__", "")).startswith("torch.")
-    return any(p.name == "options" or (anything and p.kind is p.VAR_KEYWORD) for p in parameters)
+    if any(parameter.name == "options" for parameter in parameters):
+        return True
+    implementation = inspect.unwrap(getattr(function, "func", function))
+    if str(getattr(implementation, "__module__", "")).startswith("torch."):
+        return False
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,9 +43,7 @@ class Foreign:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    raising: Callable[[BuildTerms], contextlib.AbstractContextManager[None]] = lambda _: (
-        contextlib.nullcontext()
-    )
+    raising: Callable[[BuildTerms], AbstractContextManager[object]] = contextlib.nullcontext
     is_engine: Callable[[str, torch.nn.Module], bool] | None = None
     gave_up: str = ""
 
@@ -69,16 +69,13 @@ class Foreign:
         graphs = _graphs_within(compiled)
         if self.is_engine is None or not graphs:
             return compiled
-        if not self._engines(graphs):
+        modules = itertools.chain.from_iterable(graph.named_modules() for graph in graphs)
+        if not any(itertools.starmap(self.is_engine, modules)):
             what = f"{self.name} returned a graph with no engine inside"
             refuse(Status.REJECTED, Reason.RETURNED_ORIGINAL, what)
         if not self.gave_up:
             return compiled
         return functools.partial(self._run, compiled, graphs, may_write)
-
-    def _engines(self, graphs: list[torch.fx.GraphModule]) -> list[torch.nn.Module]:
-        named = (each for graph in graphs for each in graph.named_modules())
-        return [each for name, each in named if self.is_engine and self.is_engine(name, each)]
 
     def _run(
         self,
@@ -102,8 +99,8 @@ class Foreign:
         return outputs
 
     def _require_engines_at_work(self, graphs: list[torch.fx.GraphModule]) -> None:
-        parts = (each for graph in graphs for each in graph.children())
-        if any(getattr(each, self.gave_up, False) for each in parts):
+        parts = itertools.chain.from_iterable(graph.children() for graph in graphs)
+        if any(getattr(part, self.gave_up, False) for part in parts):
             what = f"an engine of {self.name} raised, and torch ran its part of the graph"
             raise RuntimeError(f"{what}; the package's log at level DEBUG has its error")
 
@@ -118,8 +115,7 @@ def _openvino_raises(terms: BuildTerms) -> Iterator[None]:
     module: Any = sys.modules.get("openvino.frontend.pytorch.torchdynamo.backend")
     usual, outer = getattr(module, "compile_fx", None), sys.exception()
     if usual is None:
-        untold = "cannot be told for this version of openvino"
-        terms.facts.extra["handed_to_inductor"] = untold
+        terms.facts.extra["handed_to_inductor"] = "cannot be told for this version of openvino"
         yield
         return
 
@@ -139,30 +135,26 @@ def _openvino_raises(terms: BuildTerms) -> Iterator[None]:
 
 def _graphs_within(compiled: object) -> list[torch.fx.GraphModule]:
     """The graphs that a callable runs, found through closures, bound methods and partials."""
-    found: list[torch.fx.GraphModule] = []
     seen: dict[int, object] = {}
     waiting = [compiled]
     while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen[id(each)] = each
-        if isinstance(each, torch.fx.GraphModule):
-            found.append(each)
-        elif isinstance(each, types.MethodType):
-            waiting.append(each.__self__)
-        elif isinstance(each, functools.partial):
-            waiting += [each.func, *each.args]
-        elif isinstance(each, types.FunctionType):
-            waiting += _variables_of(each)
-    return found
+        held = waiting.pop()
+        if id(held) not in seen:
+            seen[id(held)] = held
+            waiting += _held_by(held)
+    return [held for held in seen.values() if isinstance(held, torch.fx.GraphModule)]
 
 
-def _variables_of(function: types.FunctionType) -> Iterator[object]:
-    """The values that a function closes over; variables without a value are skipped."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):
-            yield cell.cell_contents
+def _held_by(function: object) -> Iterator[object]:
+    """What a method, partial or function may call; variables without a value are skipped."""
+    if isinstance(function, types.MethodType):
+        yield function.__self__
+    elif isinstance(function, functools.partial):
+        yield from (function.func, *function.args)
+    elif isinstance(function, types.FunctionType):
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):
+                yield cell.cell_contents
 
 
 def _is_of_tensorrt(_: str, module: torch.nn.Module) -> bool:

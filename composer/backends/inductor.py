@@ -32,11 +32,13 @@ class InductorBackend(Backend):
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Let Inductor itself check names and types."""
-        known = _torch.inductor.inductor_options() if options else ()
+        if not options:
+            return
+        known = _torch.inductor.inductor_options()
         unknown = [name for name in options if name.replace("-", "_") not in known]
         if unknown:
-            named = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
-            raise OptionError(f"backend 'inductor': {named} (torch._inductor.list_options())")
+            mistakes = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
+            raise OptionError(f"backend 'inductor': {mistakes} (torch._inductor.list_options())")
         try:
             _torch.inductor.inductor_config(None, dict(options))
         except RuntimeError as error:

@@ -8,6 +8,7 @@ holds them only if Inductor's setting is on for the whole process.
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -92,9 +93,8 @@ class Frozen(BindingEngine[FrozenCode]):
         config: Config,
     ) -> None:
         super().__init__(region)
-        self._lock = (
-            _torch.compiles.compile_lock
-        )  # a compile takes this lock, too; with two locks there could be a deadlock
+        # A compile takes this lock, too; with two locks there could be a deadlock.
+        self._lock = _torch.compiles.compile_lock
         self._gm = gm
         self._own = tuple(own_tensors(gm))
         self._held = frozenset(i for i in region.weights if i < len(self._own))
@@ -113,9 +113,12 @@ class Frozen(BindingEngine[FrozenCode]):
     def _make(self, values: Mapping[int, torch.Tensor]) -> FrozenCode:
         if not self._held <= values.keys():  # Inductor freezes all tensors of the graph or none
             values = {}
-        inlined = {i - len(self._own): v for i, v in values.items() if i >= len(self._own)}
+        first = len(self._own)
+        inlined = {i - first: weight for i, weight in values.items() if i >= first}
         left = tuple(i for i in range(len(self._inputs)) if i not in inlined)
-        config = {**self._config, "freezing": bool(values), **(_NO_CACHE if values else {})}
+        config = {**self._config, "freezing": bool(values)}
+        if values:
+            config |= _NO_CACHE
         with (
             self._compiling(),
             _torch.inductor.constants_let_go(),
@@ -163,41 +166,39 @@ def _to_freeze(
         passed: Whether to fold in the weights among the inputs, too.
     """
     own = own_tensors(gm)
-    everything = (*own, *example_inputs)
+    written = {id(tensor) for tensor in writes.written_attributes(gm)}
+    # Inductor freezes no tensor that the graph writes to.
+    held = {i: tensor for i, tensor in enumerate(own) if id(tensor) not in written}
+    inputs = _passed(gm, example_inputs) if passed else []
+    weights = watchable(held | {len(own) + i: example_inputs[i] for i in inputs})
+    buffers = {i: weight for i, weight in weights.items() if _is_large_buffer(weight)}
+    floats = {i: buffer for i, buffer in buffers.items() if buffer.is_floating_point()}
+    owned = find_witnesses(floats)
+    witnesses = {i: witness for i, witness in owned.items() if witness is not None}
     readers = _readers(gm, own)
-    written = {id(each) for each in writes.written_attributes(gm)}
-    held = [
-        i for i, each in enumerate(own) if id(each) not in written
-    ]  # Inductor does not freeze written ones
-    wanted = [*held, *(len(own) + i for i in _passed(gm, example_inputs) if passed)]
-    weights = watchable({i: everything[i] for i in wanted})
-    buffers = {
-        i: each
-        for i, each in weights.items()
-        if type(each) is not torch.nn.Parameter and not samples.are_compared_whole(each)
-    }
-    owned = find_witnesses({i: b for i, b in buffers.items() if b.is_floating_point()})
-    witnesses = {i: each for i, each in owned.items() if each is not None}
     for i in buffers:  # a norm may update it without a sign of the change
         norms = [node for node in readers[i] if "norm" in str(node.target)]
-        unseen = i not in witnesses and (i in owned or norms)
-        if unseen or not all(map(is_of_norm, norms)):
+        needs_witness = i in owned or bool(norms)
+        is_unseen = needs_witness and i not in witnesses
+        if is_unseen or not all(map(is_of_norm, norms)):
             del weights[i]
-    return Region(gm, weights, witnesses, {}) if weights.keys() >= set(held) else None
+    return Region(gm, weights, witnesses, {}) if weights.keys() >= held.keys() else None
+
+
+def _is_large_buffer(weight: torch.Tensor) -> bool:
+    """True for a buffer whose values are not all compared at each call."""
+    return type(weight) is not torch.nn.Parameter and not samples.are_compared_whole(weight)
 
 
 def _passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:
     """Positions of the inputs that are weights, are not written to, and are not returned."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     (returned,) = gm.graph.find_nodes(op="output")
-    still = capture.lasting_weights(gm, example_inputs) - writes.assigned_inputs(gm)
+    weights = sorted(capture.lasting_weights(gm, example_inputs) - writes.assigned_inputs(gm))
     if writes.may_write(gm):  # a norm updates its statistics
-        still = frozenset(i for i in still if type(example_inputs[i]) is torch.nn.Parameter)
-    return [
-        i
-        for i in sorted(still)
-        if returned not in placeholders[i].users and _is_fixed(placeholders[i], example_inputs[i])
-    ]
+        weights = [i for i in weights if type(example_inputs[i]) is torch.nn.Parameter]
+    kept = [i for i in weights if returned not in placeholders[i].users]
+    return [i for i in kept if _is_fixed(placeholders[i], example_inputs[i])]
 
 
 def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
@@ -206,16 +207,11 @@ def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
     return all(isinstance(size, int) for size in sizes)
 
 
-def _readers(
-    gm: torch.fx.GraphModule, own: Sequence[torch.Tensor]
-) -> dict[int, list[torch.fx.Node]]:
+def _readers(gm: torch.fx.GraphModule, own: Sequence[torch.Tensor]) -> list[list[torch.fx.Node]]:
     """The users of each tensor that the graph holds, then of each input, by position."""
-    found: dict[int, list[torch.fx.Node]] = {i: [] for i in range(len(own))}
+    users = defaultdict[int, list[torch.fx.Node]](list)
     for node in gm.graph.find_nodes(op="get_attr"):
-        value = attribute_at(gm, str(node.target))
-        for i, each in enumerate(own):
-            if each is value:
-                found[i] += node.users
-    for i, node in enumerate(gm.graph.find_nodes(op="placeholder"), len(own)):
-        found[i] = list(node.users)
-    return found
+        users[id(attribute_at(gm, str(node.target)))] += node.users
+    held = [users[id(tensor)] for tensor in own]
+    passed = [list(node.users) for node in gm.graph.find_nodes(op="placeholder")]
+    return held + passed

@@ -91,8 +91,8 @@ class Hook(_torch.inductor.CustomInferenceAwareGraphPass):
         """
         shared = self._passes.shared
         own = [each.uuid() for each in shared.at(self._stage, last=self._last)]
-        users = [_uuid_of(each) for each in self._users]
-        return (*users, *own, shared.on_error, FORMAT) if all((*users, *own)) else None
+        uuids = [*map(_uuid_of, self._users), *own]
+        return (*uuids, shared.on_error, FORMAT) if all(uuids) else None
 
     def __deepcopy__(self, memo: object) -> Hook:
         """Return the hook itself: Inductor copies its config, but all copies share one record."""
