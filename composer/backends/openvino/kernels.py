@@ -9,14 +9,16 @@ OpenVINO tells this. ``test_openvino.py`` tells when it changes.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
 import torch.fx
 
 from composer import _torch
+from composer._torch.operators import argument
 from composer.backends.openvino.lookups import positions_within
 from composer.graphs.nodes import tensors_of
 from composer.lowering.export.onnx import why_not
@@ -38,25 +40,9 @@ Interpolation is made of them. For all other operators, eager raises for a posit
 tensor, and OpenVINO does not.
 """
 
-_OTHERWISE = {
-    "aten::amax": "an infinity becomes the largest number",
-    "aten::amin": "an infinity becomes the largest number",
-    "aten::max": "an infinity becomes the largest number",
-    "aten::min": "an infinity becomes the largest number",
-    "aten::fmod": "a rest is taken from a rounded quotient",
-    "aten::maximum": "NaN gets lost",
-    "aten::minimum": "NaN gets lost",
-    "aten::sort": "NaN upsets the order of the others",
-    "aten::topk": "NaN upsets the order of the others",
-}
-"""Operators that OpenVINO computes differently on values that models use, and how.
-
-Infinity is such a value: masks contain it.
-"""
+_AVERAGES = frozenset({"aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d"})
 
 _CLAMPS = frozenset({"aten::clamp", "aten::clamp_min", "aten::clamp_max"})
-
-_AVERAGES = frozenset({"aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d"})
 
 _TRUTHS = frozenset({"aten::_to_copy", "aten::logical_not", "aten::logical_and"})
 _TRUTHS |= {"aten::logical_or", "aten::logical_xor", "aten::all", "aten::any"}
@@ -74,102 +60,135 @@ def why_not_here(
     if node.op != "call_function" or node.target is operator.getitem:
         return why_not(node)
     inexact = functools.partial(_inexact, weights=weights)
-    rules = (why_not, inexact, _otherwise, _arithmetic_on_sizes, _nothing, _open_bound)
-    return next((why for rule in rules if (why := rule(node))), None)
+    for rule in (why_not, inexact, _otherwise, _arithmetic_on_sizes, _nothing):
+        why = rule(node)
+        if why:
+            return why
+    return None
 
 
 def _inexact(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> str | None:
-    values = (each for each in _values(node, weights) if not _is_number(each, node))
-    dtypes = {each.dtype for each in values} - _EXACT
+    values = _values(node, weights)
+    if all(value.dtype is torch.float32 for value in _results(node)):
+        # Torch reads a float64 number in float32, too. Dynamo (torch 2.15) captures a number from
+        # Python's ``random`` like this.
+        values = [value for value in values if value.dim() or value.dtype is not torch.float64]
+    dtypes = {value.dtype for value in values} - _EXACT
+    if not dtypes:
+        return None
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-    return f"OpenVINO computes {names} otherwise" if names else None
-
-
-def _is_number(value: torch.Tensor, node: torch.fx.Node) -> bool:
-    """True for a float64 scalar beside float32 tensors; torch reads it in float32, too.
-
-    Dynamo (torch 2.15) captures a number from Python's ``random`` like this.
-    """
-    is_double = value.dtype is torch.float64 and value.dim() == 0
-    return is_double and all(each.dtype is torch.float32 for each in _results(node))
+    return f"OpenVINO computes {names} otherwise"
 
 
 def _otherwise(node: torch.fx.Node) -> str | None:
+    """Return how OpenVINO computes a call differently, for the operators that are known."""
     name = _torch.operators.operator_name(node.target)
-    if name in _TRUTHS and all(each.dtype is torch.bool for each in tensors_of(node)):
-        operands = (each.dtype for source in node.all_input_nodes for each in tensors_of(source))
-        return "NaN is taken for false" if any(t.is_floating_point for t in operands) else None
-    if name in _POSITIONS and all(each.dtype is torch.int64 for each in _results(node)):
-        return None  # no value is read
-    rules = (_counted_averages, _padded_maxima, _large_windows, _dynamic_kernel, _padded_points)
-    return _OTHERWISE.get(name) or next((why for rule in rules if (why := rule(node, name))), None)
+    for operators, applies, why in _RULES:
+        if name in operators and applies(node):
+            return why
+    return None
 
 
-def _counted_averages(node: torch.fx.Node, name: str) -> str | None:
-    if name not in _AVERAGES or not _torch.operators.argument(node, "ceil_mode"):
-        return None
-    counted = _torch.operators.argument(node, "count_include_pad") and any(
-        _torch.operators.argument(node, "padding")
-    )
-    return "the last window is counted whole" if counted else None
+def _reads_values(node: torch.fx.Node) -> bool:
+    """True unless only the positions of a maximum or minimum are used."""
+    return any(value.dtype is not torch.int64 for value in _results(node))
 
 
-def _large_windows(node: torch.fx.Node, name: str) -> str | None:
-    """Refuse windows that may be larger than the input.
+def _reads_nan_as_false(node: torch.fx.Node) -> bool:
+    """True if floating-point operands are read as booleans."""
+    operands = itertools.chain.from_iterable(map(tensors_of, node.all_input_nodes))
+    reads_numbers = any(value.is_floating_point() for value in operands)
+    return reads_numbers and all(value.dtype is torch.bool for value in tensors_of(node))
+
+
+def _counts_padding(node: torch.fx.Node) -> bool:
+    """True for an average with padding that is counted, and with output sizes rounded up."""
+    is_counted = argument(node, "ceil_mode") and argument(node, "count_include_pad")
+    return bool(is_counted) and any(argument(node, "padding"))
+
+
+def _has_large_windows(node: torch.fx.Node) -> bool:
+    """True for windows that may be larger than the input.
 
     OpenVINO (2026.4) rejects such a window, or the process crashes.
     """
-    if name not in _POOLS | _AVERAGES or not _torch.operators.argument(node, "ceil_mode"):
-        return None
-    (given,) = tensors_of(node.all_input_nodes[0])
-    dims = len(_torch.operators.argument(node, "kernel_size"))
-    is_dynamic = not all(isinstance(size, int) for size in given.shape[-dims:])
-    return "a window may be larger than a dynamic size" if is_dynamic else None
+    (x,) = tensors_of(node.all_input_nodes[0])
+    spatial = x.shape[-len(argument(node, "kernel_size")) :]
+    return bool(argument(node, "ceil_mode")) and not _are_fixed(spatial)
 
 
-def _padded_maxima(node: torch.fx.Node, name: str) -> str | None:
-    """Refuse padded maximum pools of dynamic sizes that round output sizes up.
+def _has_padded_windows(node: torch.fx.Node) -> bool:
+    """True for padded maximum pools of dynamic sizes that round output sizes up.
 
     In OpenVINO (2026.4) the positions are empty, and for the values the process crashes, at once or
     a little later.
     """
-    if name not in _POOLS or not _torch.operators.argument(node, "ceil_mode"):
-        return None
-    sizes = (size for each in tensors_of(node.all_input_nodes[0]) for size in each.shape)
-    is_dynamic = not all(isinstance(size, int) for size in sizes)
-    ends = is_dynamic and any(_torch.operators.argument(node, "padding"))
-    return "padded windows of dynamic sizes may end the process" if ends else None
+    (x,) = tensors_of(node.all_input_nodes[0])
+    is_padded = argument(node, "ceil_mode") and any(argument(node, "padding"))
+    return bool(is_padded) and not _are_fixed(x.shape)
 
 
-def _padded_points(node: torch.fx.Node, name: str) -> str | None:
-    """Refuse padded convolutions with a kernel of size one and a stride.
+def _skips_padding(node: torch.fx.Node) -> bool:
+    """True for padded convolutions with a kernel of size one and a stride.
 
     OpenVINO (2026.4) lets the operation before the convolution compute only the elements that the
     convolution reads. It then ignores the padding, and counts from the first element that is not
     padding.
     """
-    if name != "aten::convolution" or any(size != 1 for size in _kernel(node)[2:]):
-        return None
-    steps = zip(
-        _torch.operators.argument(node, "stride"),
-        _torch.operators.argument(node, "padding"),
-        strict=True,
-    )
-    skips = any(stride != 1 and padding != 0 for stride, padding in steps)
-    return "the padding is counted after places were left out" if skips else None
+    if set(_kernel(node)[2:]) != {1}:
+        return False
+    steps = zip(argument(node, "stride"), argument(node, "padding"), strict=True)
+    return any(stride != 1 and padding != 0 for stride, padding in steps)
 
 
-def _dynamic_kernel(node: torch.fx.Node, name: str) -> str | None:
-    """Refuse kernels of dynamic sizes: OpenVINO compiles no model that contains one."""
-    if name != "aten::convolution" or all(isinstance(size, int) for size in _kernel(node)):
-        return None
-    return "OpenVINO has no kernels of dynamic sizes"
+def _has_dynamic_kernel(node: torch.fx.Node) -> bool:
+    return not _are_fixed(_kernel(node))
 
 
 def _kernel(node: torch.fx.Node) -> torch.Size:
     """The sizes of a convolution's weight."""
-    (weight,) = tensors_of(_torch.operators.argument(node, "weight"))
+    (weight,) = tensors_of(argument(node, "weight"))
     return weight.shape
+
+
+def _are_fixed(sizes: Iterable[int | torch.SymInt]) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
+def _has_one_bound(node: torch.fx.Node) -> bool:
+    """True for a clamp to one bound, which the exporter writes as ``Clip``.
+
+    The reader makes the other bound with the dtype of the input. If the input comes from a node
+    that the reader does not convert, there is no dtype, and the reader crashes. A bound for each
+    element becomes a maximum or a minimum.
+    """
+    if node.target is not torch.ops.aten.clamp.default:
+        return True
+    return argument(node, "min") is None or argument(node, "max") is None
+
+
+def _always(_: torch.fx.Node) -> bool:
+    return True
+
+
+_RULES: tuple[tuple[Collection[str], Callable[[torch.fx.Node], bool], str], ...] = (
+    ({"aten::amax", "aten::amin"}, _always, "an infinity becomes the largest number"),
+    ({"aten::max", "aten::min"}, _reads_values, "an infinity becomes the largest number"),
+    ({"aten::fmod"}, _always, "a rest is taken from a rounded quotient"),
+    ({"aten::maximum", "aten::minimum"}, _always, "NaN gets lost"),
+    ({"aten::sort", "aten::topk"}, _always, "NaN upsets the order of the others"),
+    (_AVERAGES, _counts_padding, "the last window is counted whole"),
+    (_POOLS, _has_padded_windows, "padded windows of dynamic sizes may end the process"),
+    (_POOLS | _AVERAGES, _has_large_windows, "a window may be larger than a dynamic size"),
+    ({"aten::convolution"}, _has_dynamic_kernel, "OpenVINO has no kernels of dynamic sizes"),
+    ({"aten::convolution"}, _skips_padding, "the padding is counted after places were left out"),
+    (_CLAMPS, _has_one_bound, "OpenVINO's reader may crash on a single bound"),
+    (_TRUTHS, _reads_nan_as_false, "NaN is taken for false"),
+)
+"""Operators, when OpenVINO computes them differently on values that models use, and how.
+
+Infinity is such a value: masks contain it.
+"""
 
 
 def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:
@@ -177,9 +196,10 @@ def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:
 
     The result becomes an input of the model, and is checked there.
     """
-    of_size = node.target is torch.ops.aten.sym_size.int
-    is_number = isinstance(node.meta.get("val"), torch.SymInt) and not of_size
-    return "OpenVINO computes sizes in 32 bits" if is_number else None
+    if node.target is torch.ops.aten.sym_size.int:
+        return None
+    is_size = isinstance(node.meta.get("val"), torch.SymInt)
+    return "OpenVINO computes sizes in 32 bits" if is_size else None
 
 
 def _nothing(node: torch.fx.Node) -> str | None:
@@ -191,33 +211,24 @@ def _nothing(node: torch.fx.Node) -> str | None:
     return "OpenVINO divides by the number of elements, which may be zero" if empty else None
 
 
-def _open_bound(node: torch.fx.Node) -> str | None:
-    """Refuse a ``Clip`` with one bound.
-
-    The reader makes the other bound with the dtype of the input. If the input comes from a node
-    that the reader does not convert, there is no dtype, and the reader crashes. A bound for each
-    element becomes a maximum or a minimum.
-    """
-    if _torch.operators.operator_name(node.target) not in _CLAMPS:
-        return None
-    is_open = node.target is not torch.ops.aten.clamp.default or any(
-        _torch.operators.argument(node, bound) is None for bound in ("min", "max")
-    )
-    return "OpenVINO's reader may crash on a single bound" if is_open else None
-
-
-def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the operands and the used results of a call, except those that are positions."""
-    name = _torch.operators.operator_name(node.target)
+def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return the operands and the used results of a call, except those that are positions."""
     if _copies_positions(node):
-        return
+        return []
     known = positions_within(node, weights, functools.partial(_comes_from_outside, weights=weights))
-    sources = (source for source in node.all_input_nodes if source not in known)
-    operands = (each for source in sources for each in tensors_of(source))
-    for exempt, values in ((_UNCHECKED, operands), (_POSITIONS, _results(node))):
-        for each in values:
-            if not (name in exempt and each.dtype is torch.int64):
-                yield each
+    sources = [source for source in node.all_input_nodes if source not in known]
+    operands = list(itertools.chain.from_iterable(map(tensors_of, sources)))
+    results = list(_results(node))
+    name = _torch.operators.operator_name(node.target)
+    if name in _UNCHECKED:
+        operands = _without_int64(operands)
+    if name in _POSITIONS:
+        results = _without_int64(results)
+    return operands + results
+
+
+def _without_int64(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [value for value in values if value.dtype is not torch.int64]
 
 
 def _comes_from_outside(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> bool:
@@ -230,11 +241,13 @@ def _copies_positions(node: torch.fx.Node) -> bool:
 
     Constant folding makes them of an interpolation with fixed sizes.
     """
-    source = node.args[0] if node.target is torch.ops.aten.clone.default else None
-    if not isinstance(source, torch.fx.Node) or source.op != "get_attr":
+    if node.target is not torch.ops.aten.clone.default:
+        return False
+    (source,) = node.all_input_nodes
+    if source.op != "get_attr" or source.meta["val"].dtype is not torch.int64:
         return False
     readers = {_torch.operators.operator_name(user.target) for user in node.users}
-    return source.meta["val"].dtype is torch.int64 and bool(readers) and readers <= _UNCHECKED
+    return bool(readers) and readers <= _UNCHECKED
 
 
 def _results(node: torch.fx.Node) -> Iterator[torch.Tensor]:

@@ -690,7 +690,7 @@ PADDED = """
 import sys, composer, torch, torch.nn.functional as F
 from composer.backends.openvino import kernels
 if "unguarded" in sys.argv:
-    kernels._padded_maxima = kernels._large_windows = lambda node, name: None
+    kernels._RULES = ()
 pool = lambda x: F.max_pool2d(x + 1, 2, 2, 1, ceil_mode=True) * 2
 options = {"chain": ["openvino"], "min_coverage": 0.0}
 run = torch.compile(pool, backend="composer", dynamic=True, options=options)
@@ -716,7 +716,7 @@ LARGE = """
 import sys, composer, torch, torch.nn.functional as F
 from composer.backends.openvino import kernels
 if "unguarded" in sys.argv:
-    kernels._large_windows = lambda node, name: None
+    kernels._RULES = ()
 pool = lambda x: getattr(F, sys.argv[1])(x.relu() + 1, 12, ceil_mode=True) * 2
 run = torch.compile(
     pool, backend="composer", dynamic=True, options={"chain": ["openvino"]}
@@ -751,7 +751,7 @@ def test_kernels_of_dynamic_sizes_are_torchs(convolve, monkeypatch) -> None:
     check(correlate, *signals, dynamic=True)
     (attempt,) = last().attempts
     assert "kernels of dynamic sizes" in attempt.engine["left_to_torch"][0]
-    monkeypatch.setattr(kernels, "_dynamic_kernel", lambda node, name: None)
+    monkeypatch.setattr(kernels, "_RULES", ())
     torch.compiler.reset()
     compiled(correlate, NAME, dynamic=True)(*signals)
     assert last().attempts[0].reason == "build_failed"
@@ -766,7 +766,7 @@ def test_a_kernel_of_one_place_keeps_its_padding(monkeypatch) -> None:
     assert last().attempts[0].coverage == 1.0
     check(padded, signal)
     assert "the padding is counted" in last().attempts[0].engine["left_to_torch"][0]
-    monkeypatch.setattr(kernels, "_padded_points", lambda node, name: None)
+    monkeypatch.setattr(kernels, "_RULES", ())
     torch.compiler.reset()
     assert not torch.allclose(compiled(padded, NAME)(signal), padded(signal))
     assert last().chosen == NAME
