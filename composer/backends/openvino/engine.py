@@ -126,34 +126,55 @@ class OpenVinoEngine(BindingEngine[Bound]):
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
         names = self._model.graph.inputs
-        taken = {names[i] for i in values}
-        found = read_in_several_ways(self._model.read, taken)
-        confused = frozenset[str]().union(*found)
-        confused -= {names[i] for i in self._constants}
-        if found and read_in_several_ways(self._model.read, taken - confused):
-            what = "OpenVINO takes a constant that is read transposed for the one that is not"
-            refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
-        values = {i: each for i, each in values.items() if names[i] not in confused}
+        values = self._without_confused(values)
         for i in self._table_sizes.keys() & values.keys():
             require_within(values[i], self._table_sizes[i])
         held = {names[i]: each.detach().contiguous() for i, each in values.items()}
-        separate = config_for(self._model.read) if self._device == "CPU" else {}
-        config = {**separate, **self._config, **_by_one_thread(self._model.read, self._config)}
+        config = self._properties()
         made = with_weights(self._model, held)
         in_bfloat16 = config.get("INFERENCE_PRECISION_HINT") != "f32"
         correct(made, in_bfloat16=in_bfloat16, keeps_nan=self._keeps_nan)
         compiled = never_freed_in_forks(self._compile(made, config))
         _require_precision(compiled, self._config)
         position = {name: i for i, name in enumerate(names)}
-        asked = [position[port.node.friendly_name] for port in compiled.inputs]
+        indices = [position[port.node.friendly_name] for port in compiled.inputs]
         outputs = zip(compiled.outputs, self._model.graph.outputs, strict=True)
         return Bound(
             compiled,
-            feeds=tuple((i, feed_for(self._dtypes[i])) for i in asked),
-            checks=tuple(each for each in self._table_sizes.items() if each[0] not in values),
+            feeds=tuple((i, feed_for(self._dtypes[i])) for i in indices),
+            checks=tuple((i, size) for i, size in self._table_sizes.items() if i not in values),
             places=tuple(place_for(output, port.partial_shape) for port, output in outputs),
             keep_alive=tuple(held.values()),
         )
+
+    def _properties(self) -> dict[str, str]:
+        """Return the properties of the model; the user's own override almost all others.
+
+        One thread computes in single precision if any other would end the process.
+        """
+        read, config = self._model.read, dict(self._config)
+        if self._device == "CPU":
+            config = {**config_for(read), **config}
+        if config.get("INFERENCE_NUM_THREADS") == "1" and has_gate(read):
+            config["INFERENCE_PRECISION_HINT"] = "f32"
+        return config
+
+    def _without_confused(self, values: Mapping[int, torch.Tensor]) -> Mapping[int, torch.Tensor]:
+        """Return the weights that OpenVINO does not confuse; the others stay inputs.
+
+        Raises:
+            Refusal: a constant of the graph is confused.
+        """
+        names = self._model.graph.inputs
+        weights = {names[i] for i in values}
+        confused = read_in_several_ways(self._model.read, weights)
+        if not confused:
+            return values
+        inputs = frozenset[str]().union(*confused) - {names[i] for i in self._constants}
+        if read_in_several_ways(self._model.read, weights - inputs):
+            what = "OpenVINO takes a constant that is read transposed for the one that is not"
+            refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
+        return {i: weight for i, weight in values.items() if names[i] not in inputs}
 
 
 def _marked(model: Model, region: Region) -> Model:
@@ -169,12 +190,6 @@ def _config(settings: Settings, precision: str) -> dict[str, str]:
     if precision in _HINTS:
         config["INFERENCE_PRECISION_HINT"] = _HINTS[precision]
     return config | settings.config
-
-
-def _by_one_thread(read: Any, config: Mapping[str, str]) -> dict[str, str]:
-    """Return single precision for one thread, if any other precision would end the process."""
-    is_alone = config.get("INFERENCE_NUM_THREADS") == "1"
-    return {"INFERENCE_PRECISION_HINT": "f32"} if is_alone and has_gate(read) else {}
 
 
 def _require_precision(compiled: Any, config: Mapping[str, str]) -> None:

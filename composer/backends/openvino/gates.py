@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from composer.backends.openvino.nodes import kinds_of, readers, sources
+
 _OF_EACH_ELEMENT = {"Sigmoid", "Swish", "Gelu", "Relu", "Tanh", "HSwish", "Elu", "SoftPlus", "Mish"}
 _OF_EACH_ELEMENT |= {"Multiply", "Add", "Clamp", "Erf", "Divide", "Convert"}
 
@@ -17,24 +19,15 @@ def has_gate(read: Any) -> bool:
     """True if a product reads the element-wise product of two other products' results.
 
     There may be element-wise operations, such as an activation, in between.
-
-    Args:
-        read: A model as OpenVINO read it.
     """
-    products: set[str] = set()  # and what element-wise operations make of them
+    behind_products: set[str] = set()
     for node in read.get_ordered_ops():
-        from_products = [
-            value.get_node().friendly_name in products for value in node.input_values()
-        ]
         kind = node.get_type_name()
-        if kind == "Multiply" and all(from_products) and _is_multiplied(node):
+        from_products = [source.get_name() in behind_products for source in sources(node)]
+        is_gated = kind == "Multiply" and all(from_products)
+        if is_gated and "MatMul" in kinds_of(readers(node)):
             return True
-        if kind == "MatMul" or (kind in _OF_EACH_ELEMENT and any(from_products)):
-            products.add(node.friendly_name)
+        is_behind = kind in _OF_EACH_ELEMENT and any(from_products)
+        if is_behind or kind == "MatMul":
+            behind_products.add(node.get_name())
     return False
-
-
-def _is_multiplied(node: Any) -> bool:
-    """True if a matrix product reads the node."""
-    readers = (target.get_node() for target in node.output(0).get_target_inputs())
-    return any(reader.get_type_name() == "MatMul" for reader in readers)

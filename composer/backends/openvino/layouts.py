@@ -8,9 +8,11 @@ It prepares the layout of an input at every call, so inputs are not affected.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from composer.backends.openvino.nodes import sources
 
 _SAME_MEMORY = {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
 """Nodes that hand a constant on to a product without a copy."""
@@ -64,36 +66,47 @@ class _Memories:
 
     def visit(self, node: Any) -> None:
         """Record what a node reads, and what its outputs are."""
-        given = [self._values.get(_place(each)) for each in node.input_values()]
+        operands = [self._values.get(_place(value)) for value in node.input_values()]
         kind = node.get_type_name()
         if _multiplies(node):
-            for reader, value in zip(node.inputs(), given, strict=True):
-                if value is not None:
-                    self._read(value, _way(reader) if kind == "MatMul" else kind)
-        known = [each for each in given if each is not None and each.folded]
-        folded = len(known) == len(given)
-        if kind in _SAME_MEMORY and given[0] is not None:
-            way = _way(node.input(0))
-            looks = frozenset((memory, f"{seen}{way}") for memory, seen in given[0].looks)
-            self._values[_place(node.output(0))] = replace(given[0], looks=looks, folded=folded)
-        elif given and folded:
-            made = kind, str(node.get_attributes()), tuple(each.looks for each in known)
-            self._make(node, made, frozenset().union(*(each.weights for each in known)))
-        elif (source := self._source(node)) is not None:
-            self._make(node, source, self._weights & {node.friendly_name})
+            self._record_reads(node, operands)
+        folded = [value for value in operands if value is not None and value.folded]
+        is_folded = len(folded) == len(operands)
+        if kind in _SAME_MEMORY and operands[0] is not None:
+            self._view(node, operands[0], is_folded)
+        elif not operands or not is_folded:
+            self._begin(node)
+        else:
+            made = kind, str(node.get_attributes()), tuple(value.looks for value in folded)
+            weights = (value.weights for value in folded)
+            self._make(node, made, frozenset().union(*weights))
 
-    def _read(self, value: _Value, way: str) -> None:
-        for memory, seen in value.looks:
-            self.ways[memory].add(f"{seen}{way}")
+    def _record_reads(self, product: Any, operands: Sequence[_Value | None]) -> None:
+        """Record the ways in which a product reads the memories of its operands."""
+        kind = product.get_type_name()
+        for reader, value in zip(product.inputs(), operands, strict=True):
+            if value is not None:
+                way = _way(reader) if kind == "MatMul" else kind
+                for memory, seen in value.looks:
+                    self.ways[memory].add(f"{seen}{way}")
 
-    def _source(self, node: Any) -> Hashable:
-        """Return a key for a constant node without constant operands; ``None`` for others."""
-        kind = node.get_type_name()
+    def _view(self, node: Any, operand: _Value, is_folded: bool) -> None:
+        """Give the output of a node the memory of its operand."""
+        way = _way(node.input(0))
+        looks = frozenset((memory, f"{seen}{way}") for memory, seen in operand.looks)
+        self._values[_place(node.output(0))] = replace(operand, looks=looks, folded=is_folded)
+
+    def _begin(self, node: Any) -> None:
+        """Give a constant, a known shape or a weight a memory; other nodes have none."""
+        kind, name = node.get_type_name(), node.friendly_name
+        weights = self._weights & {name}
         if kind == "Constant":
-            return _content(node)
-        if kind == "ShapeOf" and node.input(0).get_partial_shape().is_static:
-            return kind, str(node.get_attributes()), tuple(node.get_input_shape(0))
-        return node.friendly_name if node.friendly_name in self._weights else None
+            self._make(node, _content(node), weights)
+        elif kind == "ShapeOf" and node.input(0).get_partial_shape().is_static:
+            attributes, shape = str(node.get_attributes()), tuple(node.get_input_shape(0))
+            self._make(node, (kind, attributes, shape), weights)
+        elif weights:
+            self._make(node, name, weights)
 
     def _make(self, node: Any, made: Hashable, weights: frozenset[str]) -> None:
         """Give the outputs of a node a memory.
@@ -106,8 +119,9 @@ class _Memories:
             number = self._numbers.setdefault((made, output.get_index()), len(self._numbers))
             self.made_of[number] = weights
             looks = {(number, "")}
-            for given in operands:
-                if (value := self._values.get(_place(given))) and _is_alike(given, output):
+            for operand in operands:
+                value = self._values.get(_place(operand))
+                if value is not None and _is_alike(operand, output):
                     looks |= value.looks
             self._values[_place(output)] = _Value(frozenset(looks), weights)
 
@@ -122,10 +136,10 @@ def _place(output: Any) -> tuple[str, int]:
     return output.get_node().get_name(), output.get_index()
 
 
-def _is_alike(given: Any, made: Any) -> bool:
+def _is_alike(operand: Any, made: Any) -> bool:
     """True if a node may return an operand unchanged: shape and dtype are the same."""
-    same = given.get_partial_shape() == made.get_partial_shape()
-    return bool(same and given.get_element_type() == made.get_element_type())
+    same = operand.get_partial_shape() == made.get_partial_shape()
+    return bool(same and operand.get_element_type() == made.get_element_type())
 
 
 def _content(constant: Any) -> Hashable:
@@ -143,10 +157,10 @@ def _way(reader: Any) -> str:
     The text has the type and attributes of the node, its axes or shape, and the index of the input.
     """
     node = reader.get_node()
-    given = (each.get_node() for each in node.input_values())
-    said = [
-        each.get_data().tolist()
-        for each in given
-        if each.get_type_name() == "Constant" and len(each.get_output_shape(0)) < 2
+    constants = (source for source in sources(node) if source.get_type_name() == "Constant")
+    numbers = [
+        constant.get_data().tolist()
+        for constant in constants
+        if len(constant.get_output_shape(0)) < 2
     ]
-    return f"{node.get_type_name()} {node.get_attributes()} {said} {reader.get_index()}; "
+    return f"{node.get_type_name()} {node.get_attributes()} {numbers} {reader.get_index()}; "

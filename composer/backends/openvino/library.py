@@ -62,10 +62,14 @@ def require_device(device: str) -> None:
     Raises:
         Refusal: ``unavailable`` with ``no_device``.
     """
-    found = core().available_devices
-    if family(device) not in map(family, found):
-        what = f"OpenVINO finds no device {device!r} here (it finds {', '.join(found) or 'none'})"
+    if not _finds(device):
+        devices = ", ".join(core().available_devices) or "none"
+        what = f"OpenVINO finds no device {device!r} here (it finds {devices})"
         refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
+
+
+def _finds(device: str) -> bool:
+    return family(device) in map(family, core().available_devices)
 
 
 def family(device: str) -> str:
@@ -78,7 +82,7 @@ def properties(device: str) -> tuple[str, ...]:
 
     The result is empty if there is no such device.
     """
-    if family(device) not in map(family, core().available_devices):
+    if not _finds(device):
         return ()
     found = core().get_property(device, "SUPPORTED_PROPERTIES")
     return tuple(name for name, access in found.items() if "W" in access)
@@ -86,18 +90,18 @@ def properties(device: str) -> tuple[str, ...]:
 
 def complaints(device: str, config: Mapping[str, str]) -> list[str]:
     """Return an error message for each value that the device does not accept."""
-    said: list[str] = []
+    messages: list[str] = []
     for name, value in config.items():
-        asked = openvino().Core()  # it checks a property only when the property is read
-        asked.set_property(device, {name: value})
+        own_core = openvino().Core()  # it checks a property only when the property is read
+        own_core.set_property(device, {name: value})
         try:
-            asked.get_property(device, name)
+            own_core.get_property(device, name)
         except RuntimeError as error:
-            said.append(f"{name} = {value!r}: {last_line(error)}")
-    return said
+            messages.append(f"{name} = {value!r}: {last_line(error)}")
+    return messages
 
 
 def last_line(error: BaseException) -> str:
     """Return the last line of an error; the lines before it are places in OpenVINO's sources."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    *_, last = str(error).strip().splitlines() or [type(error).__name__]
+    return last.strip()

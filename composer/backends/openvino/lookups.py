@@ -37,9 +37,9 @@ def positions_within(
 
     def fits(index: torch.fx.Node, size: int) -> bool:
         value = _value_of(index, weights)
-        if value is None:
-            return node.target is aten.embedding.default and comes_from_outside(index)
-        return are_within(value, size)
+        if value is not None:
+            return are_within(value, size)
+        return node.target is aten.embedding.default and comes_from_outside(index)
 
     pairs = tuple(_positions_of(node))
     unfit = {index for index, size in pairs if not fits(index, size)}
@@ -47,10 +47,13 @@ def positions_within(
 
 
 def _value_of(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """Return the constant or weight that a node stands for; ``None`` if it is neither."""
     gm = node.graph.owning_module
     if node.op == "get_attr" and gm is not None:
         return constant_at(gm, node)
-    return weights.get(str(node.target)) if node.op == "placeholder" else None
+    if node.op == "placeholder":
+        return weights.get(str(node.target))
+    return None
 
 
 def table_sizes(gm: torch.fx.GraphModule) -> dict[int, int]:
@@ -93,6 +96,7 @@ def _positions_of(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
     assert isinstance(table, torch.fx.Node)
     assert isinstance(indices, list | tuple)
     for index, size in zip(indices, table.meta["val"].shape, strict=False):
-        known = isinstance(index, torch.fx.Node) and isinstance(size, int)
-        if known and index.meta["val"].dtype is torch.int64:
+        if not isinstance(index, torch.fx.Node) or not isinstance(size, int):
+            continue
+        if index.meta["val"].dtype is torch.int64:
             yield index, size

@@ -54,9 +54,9 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _properties_are_the_devices(self) -> Settings:
-        taken = [f"{name} (set {_OURS[name]!r})" for name in self.config if name in _OURS]
-        if taken:
-            raise ValueError(f"config: composer sets {', '.join(taken)}")
+        reserved = [f"{name} (set {_OURS[name]!r})" for name in self.config if name in _OURS]
+        if reserved:
+            raise ValueError(f"config: composer sets {', '.join(reserved)}")
         if self.config and is_installed("openvino"):  # otherwise the probe refuses
             _judge(self.device, self.config)
         return self
@@ -85,6 +85,6 @@ def _judge(device: str, config: Mapping[str, str]) -> None:
     wrong = [f"{name!r}{did_you_mean(name, known)}" for name in config if name not in known]
     if wrong:
         raise ValueError(f"config: {device} has no property {', '.join(wrong)}")
-    said = library.complaints(device, config)
-    if said:
-        raise ValueError(f"config: {'; '.join(said)}")
+    messages = library.complaints(device, config)
+    if messages:
+        raise ValueError(f"config: {'; '.join(messages)}")

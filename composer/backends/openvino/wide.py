@@ -24,8 +24,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 from composer.backends.openvino import library
+from composer.backends.openvino.nodes import SUMS
 
-_SUMS = frozenset({"Add", "Subtract"})
 _CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution"})
 _PRODUCTS = _CONVOLUTIONS | {f"{each}BackpropData" for each in _CONVOLUTIONS} | {"MatMul", "Einsum"}
 
@@ -51,20 +51,28 @@ def in_float32(read: Any, bound: Collection[str]) -> Any:
 
 
 def _mark(tree: ElementTree.ElementTree[Any], bound: Collection[str]) -> None:
-    sources = defaultdict(list)
+    operands = defaultdict(list)
     for edge in tree.iterfind("edges/edge"):
-        sources[edge.get("to-layer")].append(edge.get("from-layer"))
-    computed: dict[str | None, bool] = {}
-    multiplied: dict[str | None, bool] = {}
+        operands[edge.get("to-layer")].append(edge.get("from-layer"))
+    computed: set[str | None] = set()
+    behind_products: set[str | None] = set()
     for layer in tree.iterfind("layers/layer"):  # in the order of the computation
         key, kind = layer.get("id"), layer.get("type")
-        given = [computed[each] for each in sources[key]]
+        given = set(operands[key])
         is_input = kind == "Parameter" and layer.get("name") not in bound
-        computed[key] = kind != "ShapeOf" and (is_input or any(given))
-        is_first = not any(multiplied[each] for each in sources[key])
-        multiplied[key] = kind in _PRODUCTS or not is_first
-        is_sum = kind in _SUMS and all(given)
-        if is_sum or kind == "MVN" or (kind in _CONVOLUTIONS and is_first):
-            info = layer.find("rt_info")
-            info = ElementTree.SubElement(layer, "rt_info") if info is None else info
-            ElementTree.SubElement(info, "attribute", name="precise", version="0")
+        if kind != "ShapeOf" and (is_input or given & computed):
+            computed.add(key)
+        is_first = given.isdisjoint(behind_products)
+        if kind in _PRODUCTS or not is_first:
+            behind_products.add(key)
+        is_sum = kind in SUMS and given <= computed
+        is_first_convolution = kind in _CONVOLUTIONS and is_first
+        if is_sum or is_first_convolution or kind == "MVN":
+            _mark_precise(layer)
+
+
+def _mark_precise(layer: ElementTree.Element) -> None:
+    info = layer.find("rt_info")
+    if info is None:
+        info = ElementTree.SubElement(layer, "rt_info")
+    ElementTree.SubElement(info, "attribute", name="precise", version="0")

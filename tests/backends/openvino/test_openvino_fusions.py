@@ -274,7 +274,7 @@ def test_a_rotary_embedding_stays_one(dynamic: bool, monkeypatch: pytest.MonkeyP
         angles = torch.arange(8) / 8
         return turn(x.view(*x.shape[:2], -1, 8).transpose(1, 2), angles.cos(), angles.sin())
 
-    monkeypatch.setattr(rotations, "_tell_apart", None)
+    monkeypatch.setattr(rotations, "_disguise", None)
     check(heads, torch.randn(2, 6, 32), dynamic=dynamic)
 
 

@@ -24,6 +24,7 @@ from composer.backends.openvino.corrections.swishes import drop_dimensions_of_fa
 from composer.backends.openvino.corrections.windows import keep_windows
 
 Edit = Callable[[Any], None]
+"""Changes a model of OpenVINO's in place, so that OpenVINO computes what the model says."""
 
 ALWAYS: tuple[Edit, ...] = (
     turn_comparisons,
@@ -52,7 +53,8 @@ def correct(model: Any, *, in_bfloat16: bool, keeps_nan: bool) -> None:
         in_bfloat16: True if OpenVINO may compute float32 in bfloat16.
         keeps_nan: True if operations must return NaN where an operand is NaN.
     """
-    for edit in (*ALWAYS, *(IN_BFLOAT16 if in_bfloat16 else ())):
+    edits = ALWAYS + IN_BFLOAT16 if in_bfloat16 else ALWAYS
+    for edit in edits:
         edit(model)
     if keeps_nan:  # last: the other rewrites look at the users of a node
         keep_nans(model)

@@ -8,10 +8,10 @@ relative error of up to 1.5 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from composer.backends.openvino import library
+from composer.backends.openvino.nodes import insert_behind, nodes_of, reachable, redirect, sources
 
 _ODD = {"Erf", "Tanh"}
 _FORMULA = {"Add", "Multiply", "Divide"}
@@ -23,34 +23,18 @@ def tell_from_gelu(model: Any) -> None:
     """Write ``erf(x)`` as ``-erf(-x)``, and ``tanh`` alike, if x is almost a GELU's argument.
 
     OpenVINO's pattern for GELU then no longer matches, and its wrong fused kernel is not used.
-
-    Args:
-        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
-    opset13 = library.openvino().opset13
-    for node in model.get_ordered_ops():
-        if node.get_type_name() in _ODD and any(map(_is_almost, _numbers(node))):
-            targets = node.output(0).get_target_inputs()
-            node.input(0).replace_source_output(opset13.negative(node.input_value(0)).output(0))
-            negated = opset13.negative(node).output(0)
-            for target in targets:
-                target.replace_source_output(negated)
+    negative = library.openvino().opset13.negative
+    for node in nodes_of(model, _ODD):
+        formula = reachable(node, sources, lambda source: source.get_type_name() in _FORMULA)
+        if any(map(_is_almost_of_gelu, formula)):
+            redirect([node.input(0)], negative(node.input_value(0)))
+            insert_behind(node, negative)
 
 
-def _is_almost(number: float) -> bool:
-    """True if a number is near a constant of GELU, but not equal up to rounding."""
-    return any(_SAME < abs(number / each - 1) < _NEAR for each in _CONSTANTS)
-
-
-def _numbers(node: Any) -> Iterator[float]:
-    """Yield the one-element constants in the sums, products and quotients that a node reads."""
-    found, known = [node], set[str]()
-    while found:
-        for value in found.pop().input_values():
-            source = value.get_node()
-            kind = source.get_type_name()
-            if kind == "Constant" and math.prod(source.get_output_shape(0)) == 1:
-                yield float(source.get_data().item())
-            elif kind in _FORMULA and source.friendly_name not in known:
-                known.add(source.friendly_name)
-                found.append(source)
+def _is_almost_of_gelu(node: Any) -> bool:
+    """True for a number near a constant of GELU, but not equal to it up to rounding."""
+    if node.get_type_name() != "Constant" or node.data.size != 1:
+        return False
+    number = float(node.data.item())
+    return any(_SAME < abs(number / constant - 1) < _NEAR for constant in _CONSTANTS)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 
 from composer.backends.openvino import library
+from composer.backends.openvino.nodes import insert_behind, nodes_of, rank_of
 
 _ROWS = numpy.array([0])
 
@@ -21,11 +22,8 @@ def compute_magnitudes(model: Any) -> None:
 
     OpenVINO (2026.4) decides wrongly for values that are computed from constants. It decides right
     for constants themselves.
-
-    Args:
-        model: A model of OpenVINO's, changed in place.
     """
-    if any(node.get_type_name() == "Abs" for node in model.get_ops()):
+    if nodes_of(model, {"Abs"}):
         passes = library.passes()
         manager = passes.Manager()
         manager.register_pass(passes.ConstantFolding())
@@ -33,18 +31,13 @@ def compute_magnitudes(model: Any) -> None:
 
 
 def keep_signs(model: Any) -> None:
-    """Compute ``Abs`` of a vector as that of a matrix with one row, which OpenVINO does not move.
+    """Compute ``Abs`` of a vector as that of a one-row matrix, which OpenVINO does not move."""
+    for node in nodes_of(model, {"Abs"}):
+        if rank_of(node.input(0)) == 1:
+            insert_behind(node, _by_matrix)
 
-    Args:
-        model: A model of OpenVINO's, changed in place; its results stay the same.
-    """
+
+def _by_matrix(magnitude: Any) -> Any:
     opset13 = library.openvino().opset13
-    for node in model.get_ordered_ops():
-        if node.get_type_name() == "Abs":
-            rank = node.get_input_partial_shape(0).rank
-            if rank.is_static and rank.get_length() == 1:
-                targets = node.output(0).get_target_inputs()
-                row = opset13.unsqueeze(node.input_value(0), _ROWS)
-                vector = opset13.squeeze(opset13.abs(row), _ROWS).output(0)
-                for target in targets:
-                    target.replace_source_output(vector)
+    row = opset13.unsqueeze(magnitude.input_value(0), _ROWS)
+    return opset13.squeeze(opset13.abs(row), _ROWS)

@@ -12,63 +12,62 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy
 import torch
 
 from composer.backends.openvino import library
+from composer.backends.openvino.nodes import (
+    constant_of,
+    kinds_of,
+    nodes_of,
+    reachable,
+    redirect,
+    sources,
+)
 
 _RANGE = torch.finfo(torch.bfloat16)
 _MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Broadcast"}
 
 
 def bound_masks(model: Any) -> None:
-    """Limit constants, and terms that are added to attention scores, to the range of bfloat16.
-
-    Args:
-        model: A model of OpenVINO's, changed in place.
-    """
-    for number in filter(_is_beyond, model.get_ops()):
+    """Limit constants, and terms that are added to attention scores, to the range of bfloat16."""
+    for number in filter(_is_beyond, nodes_of(model, {"Constant"})):
         _bound_number(number)
     bounded: dict[tuple[str, int], Any] = {}
-    for softmax in [node for node in model.get_ops() if node.get_type_name() == "Softmax"]:
+    for softmax in nodes_of(model, {"Softmax"}):
         for term in list(_terms(softmax.input(0), is_sum=False)):
-            source = term.get_source_output()
-            key = source.get_node().friendly_name, source.get_index()
-            if key not in bounded and not _is_of_a_product(source.get_node()):
-                bounded[key] = _bounded(source)
+            value = term.get_source_output()
+            key = value.get_node().get_name(), value.get_index()
+            if key not in bounded and not _is_of_a_product(value.get_node()):
+                bounded[key] = _bounded(value)
             if key in bounded:
-                term.replace_source_output(bounded[key])
+                redirect([term], bounded[key])
+
+
+def _is_beyond(constant: Any) -> bool:
+    """True for a single float32 number that is finite and outside the range of bfloat16."""
+    if constant.data.dtype != "float32" or constant.data.size != 1:
+        return False
+    return bool(_RANGE.max < abs(constant.data.item()) < math.inf)
 
 
 def _bound_number(number: Any) -> None:
     """Replace a constant outside the range of bfloat16 by the nearest number within it."""
-    opset13 = library.openvino().opset13
-    bound = _RANGE.max if number.data.item() > 0 else _RANGE.min
-    shape = number.get_output_shape(0)
-    number.output(0).replace(opset13.constant(numpy.full(shape, bound, "float32")).output(0))
+    bounded = number.data.clip(_RANGE.min, _RANGE.max)
+    number.output(0).replace(library.openvino().opset13.constant(bounded).output(0))
 
 
-def _bounded(source: Any) -> Any:
-    """Return a term that is added to scores, clamped to the range of bfloat16.
+def _bounded(value: Any) -> Any:
+    """Return a node that clamps a term of attention scores to the range of bfloat16.
 
     If the term is a product, all its users read the clamped value. Such a product is a mask times
     the lowest number, and a user that looks for infinities must see the same value as the sum. An
     infinity that the program intends is a constant, an input or a selected value, never a product.
     """
-    opset13 = library.openvino().opset13
-    is_scaled = source.get_node().get_type_name() == "Multiply"
-    readers = source.get_target_inputs() if is_scaled else ()
-    bounded = opset13.clamp(source, _RANGE.min, _RANGE.max).output(0)
-    for reader in readers:
-        reader.replace_source_output(bounded)
+    targets = value.get_target_inputs()
+    bounded = library.openvino().opset13.clamp(value, _RANGE.min, _RANGE.max)
+    if value.get_node().get_type_name() == "Multiply":
+        redirect(targets, bounded)
     return bounded
-
-
-def _is_beyond(node: Any) -> bool:
-    """True for a single float32 constant that is finite and outside the range of bfloat16."""
-    if node.get_type_name() != "Constant" or node.data.dtype != "float32" or node.data.size != 1:
-        return False
-    return bool(_RANGE.max < abs(node.data.item()) < math.inf)
 
 
 def _terms(read: Any, *, is_sum: bool) -> Iterator[Any]:
@@ -79,36 +78,18 @@ def _terms(read: Any, *, is_sum: bool) -> Iterator[Any]:
     node = read.get_source_output().get_node()
     kind = node.get_type_name()
     if kind == "Add":
-        for each in node.inputs():
-            yield from _terms(each, is_sum=True)
+        for operand in node.inputs():
+            yield from _terms(operand, is_sum=True)
     elif kind in _MOVES:
         yield from _terms(node.input(0), is_sum=is_sum)
     elif kind == "Select":
-        for each in node.inputs()[1:]:
-            yield from _terms(each, is_sum=is_sum)
-    elif is_sum and not _is_constant(node):
+        for operand in node.inputs()[1:]:
+            yield from _terms(operand, is_sum=is_sum)
+    elif is_sum and constant_of(node) is None:  # the program intends an infinity in a constant
         yield read
-
-
-def _is_constant(node: Any) -> bool:
-    """True for a constant, possibly converted to another dtype.
-
-    An infinity in a constant is intended by the program.
-    """
-    if node.get_type_name() in {"Convert", "ConvertLike"}:
-        return _is_constant(node.input_value(0).get_node())
-    return bool(node.get_type_name() == "Constant")
 
 
 def _is_of_a_product(node: Any) -> bool:
     """True if a value is computed from a matrix product, as scores are."""
-    found, known = [node], {node.friendly_name}
-    while found:
-        for value in found.pop().input_values():
-            source = value.get_node()
-            if source.get_type_name() == "MatMul":
-                return True
-            if source.friendly_name not in known:
-                known.add(source.friendly_name)
-                found.append(source)
-    return bool(node.get_type_name() == "MatMul")
+    origins = reachable(node, sources, lambda _: True)
+    return "MatMul" in kinds_of([node, *origins])

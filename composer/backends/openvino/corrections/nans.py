@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 
 from composer.backends.openvino import library
+from composer.backends.openvino.nodes import constant_of, insert_behind, kinds_of, readers
 
 _OF_EACH_ELEMENT = frozenset(
     {"Relu", "Clamp", "Maximum", "Minimum", "Exp", "HSigmoid", "HardSigmoid"}
@@ -24,32 +25,33 @@ def keep_nans(model: Any) -> None:
 
     A chain of element-wise operations gets one check, behind its last operation. The softmax of
     attention is not changed: its product with the values is NaN anyway.
-
-    Args:
-        model: A model of OpenVINO's, changed in place.
     """
-    opset13 = library.openvino().opset13
     for node in model.get_ordered_ops():
-        readers = list(node.output(0).get_target_inputs()) if node.get_output_size() else []
-        if node.get_type_name() in _ALONG_A_ROW and not all(map(_multiplies, readers)):
-            (x,) = node.input_values()
-            zero = opset13.convert_like(opset13.constant(numpy.float32(0)), x)
-            nans = opset13.select(opset13.equal(x, x), zero, x)
-            axis = opset13.constant(numpy.array([node.get_attributes()["axis"]], numpy.int64))
-            kept = opset13.add(node, opset13.reduce_sum(nans, axis, keep_dims=True))
-        elif _loses_nans(node) and not all(_loses_nans(each.get_node()) for each in readers):
-            x = _operand(node)
-            while _loses_nans(x.get_node()):
-                x = _operand(x.get_node())
-            kept = opset13.select(opset13.equal(x, x), node, x)
-        else:
-            continue
-        for reader in readers:
-            reader.replace_source_output(kept.output(0))
+        if node.get_type_name() in _ALONG_A_ROW:
+            if set(kinds_of(readers(node))) != {"MatMul"}:
+                insert_behind(node, _with_nans_of_the_row)
+        elif _loses_nans(node) and not all(map(_loses_nans, readers(node))):
+            insert_behind(node, _with_nans_of_the_operand)
 
 
-def _multiplies(reader: Any) -> bool:
-    return bool(reader.get_node().get_type_name() == "MatMul")
+def _with_nans_of_the_row(node: Any) -> Any:
+    """Return the node plus a sum for each row: NaN if an element is NaN, else zero."""
+    opset13 = library.openvino().opset13
+    (x,) = node.input_values()
+    zero = opset13.convert_like(opset13.constant(numpy.float32(0)), x)
+    nans = opset13.select(opset13.equal(x, x), zero, x)
+    axis = opset13.constant(numpy.array([node.get_attributes()["axis"]], numpy.int64))
+    return opset13.add(node, opset13.reduce_sum(nans, axis, keep_dims=True))
+
+
+def _with_nans_of_the_operand(node: Any) -> Any:
+    """Return the node's value, or the operand of its chain where that is NaN."""
+    opset13 = library.openvino().opset13
+    first = node
+    while _loses_nans(first):
+        (x,) = _computed(first)
+        first = x.get_node()
+    return opset13.select(opset13.equal(x, x), node, x)
 
 
 def _loses_nans(node: Any) -> bool:
@@ -59,17 +61,5 @@ def _loses_nans(node: Any) -> bool:
     return bool(node.get_output_element_type(0).is_real())
 
 
-def _operand(node: Any) -> Any:
-    (x,) = _computed(node)
-    return x
-
-
 def _computed(node: Any) -> list[Any]:
-    return [each for each in node.input_values() if not _is_constant(each.get_node())]
-
-
-def _is_constant(node: Any) -> bool:
-    """True for a constant, possibly converted to another dtype or shape."""
-    while node.get_type_name() in ("Convert", "ConvertLike", "Reshape", "Unsqueeze"):
-        node = node.input_value(0).get_node()
-    return bool(node.get_type_name() == "Constant")
+    return [value for value in node.input_values() if constant_of(value.get_node()) is None]

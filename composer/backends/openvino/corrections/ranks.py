@@ -14,29 +14,29 @@ from typing import Any
 import numpy
 
 from composer.backends.openvino import library
-
-_ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide"}
+from composer.backends.openvino.nodes import (
+    PRODUCTS,
+    SUMS,
+    nodes_of,
+    rank_of,
+    redirect,
+    sizes_of,
+)
 
 
 def spell_out_ranks(model: Any) -> None:
-    """Give the other operand the same number of dimensions, by leading ones.
-
-    Args:
-        model: A model of OpenVINO's, changed in place; its results stay the same.
-    """
-    for node in model.get_ordered_ops():
-        if node.get_type_name() in _ARITHMETIC:
-            for operand, other in itertools.permutations(node.inputs()):
-                _raise(operand, other.get_partial_shape())
+    """Give the other operand the same number of dimensions, by leading ones."""
+    for node in nodes_of(model, SUMS | PRODUCTS):
+        for operand, other in itertools.permutations(node.inputs()):
+            sizes = sizes_of(other)
+            if set(sizes) == {1}:
+                _raise(operand, len(sizes))
 
 
-def _raise(operand: Any, shape: Any) -> None:
-    """Add leading ones to the sizes of an operand, if the other operand has only sizes of one."""
+def _raise(operand: Any, rank: int) -> None:
+    """Add leading ones to the sizes of an operand with fewer dimensions; not to a scalar."""
     opset13 = library.openvino().opset13
-    rank = operand.get_partial_shape().rank
-    if rank.is_dynamic or shape.rank.is_dynamic:
-        return
-    missing = shape.rank.get_length() - rank.get_length()
-    if rank.get_length() and missing > 0 and all(size == 1 for size in shape):
-        raised = opset13.unsqueeze(operand.get_source_output(), numpy.arange(missing))
-        operand.replace_source_output(raised.output(0))
+    missing = rank - (rank_of(operand) or rank)
+    if missing > 0:
+        new = numpy.arange(missing)
+        redirect([operand], opset13.unsqueeze(operand.get_source_output(), new))

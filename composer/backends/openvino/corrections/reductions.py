@@ -19,47 +19,28 @@ import re
 from typing import Any
 
 from composer.backends.openvino import library
+from composer.backends.openvino.nodes import constant_of, insert_behind, rank_of, redirect
 
 
 def spell_out_reductions(model: Any) -> None:
-    """Make axes non-negative and keep reduced dimensions; a squeeze then drops them.
-
-    Args:
-        model: A model of OpenVINO's, changed in place; its results stay the same.
-    """
+    """Make axes non-negative and keep reduced dimensions; a squeeze then drops them."""
     for node in model.get_ordered_ops():
         if node.get_type_name().startswith("Reduce"):
             _count_from_the_first(node)
             if not node.get_attributes()["keep_dims"]:
-                _drop_behind(node)
+                insert_behind(node, _kept_then_dropped)
 
 
 def _count_from_the_first(reduction: Any) -> None:
-    opset13 = library.openvino().opset13
-    rank = reduction.get_input_partial_shape(0).rank
-    axes = _constant(reduction.input_value(1).get_node())
-    if rank.is_static and axes is not None and (axes.get_data() < 0).any():
-        counted = opset13.constant(axes.get_data() % rank.get_length())
-        reduction.input(1).replace_source_output(counted.output(0))
+    rank, axes = rank_of(reduction.input(0)), constant_of(reduction.input_value(1).get_node())
+    if rank is not None and axes is not None and axes.data.min(initial=0) < 0:
+        counted = library.openvino().opset13.constant(axes.data % rank)
+        redirect([reduction.input(1)], counted)
 
 
-def _constant(node: Any) -> Any:
-    """Return the constant that holds the axes, or ``None``.
-
-    For a single axis the exporter makes the list by a reshape, which is skipped here.
-    """
-    if node.get_type_name() == "Reshape":
-        node = node.input_value(0).get_node()
-    return node if node.get_type_name() == "Constant" else None
-
-
-def _drop_behind(reduction: Any) -> None:
+def _kept_then_dropped(reduction: Any) -> Any:
     opset13 = library.openvino().opset13
     words = re.sub(r"(?<!^)(?=[A-Z])", "_", reduction.get_type_name())  # ReduceSum, Reduce_Sum
     reduce = getattr(opset13, words.lower())
-    targets = reduction.output(0).get_target_inputs()
     values, axes = reduction.input_values()
-    kept = reduce(values, axes, keep_dims=True)
-    dropped = opset13.squeeze(kept, axes).output(0)
-    for target in targets:
-        target.replace_source_output(dropped)
+    return opset13.squeeze(reduce(values, axes, keep_dims=True), axes)

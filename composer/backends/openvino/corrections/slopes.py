@@ -12,22 +12,23 @@ from typing import Any
 import numpy
 
 from composer.backends.openvino import library
-
-_SUMS = {"Add", "Subtract"}
+from composer.backends.openvino.nodes import (
+    SUMS,
+    kinds_of,
+    nodes_of,
+    rank_of,
+    redirect,
+    sources,
+)
 
 
 def line_up_slopes(model: Any) -> None:
-    """Give one-dimensional factors in a sum with ``relu`` a second, leading dimension of size one.
-
-    Args:
-        model: A model of OpenVINO's, changed in place; its results stay the same.
-    """
-    for node in model.get_ordered_ops():
-        read = [value.get_node() for value in node.input_values()]
-        is_rectified = any(each.get_type_name() == "Relu" for each in read)
-        if node.get_type_name() in _SUMS and is_rectified:
-            for each in read:
-                _line_up(each)
+    """Give one-dimensional factors in a sum with ``relu`` a leading dimension of size one."""
+    for total in nodes_of(model, SUMS):
+        terms = sources(total)
+        if "Relu" in kinds_of(terms):
+            for term in terms:
+                _line_up(term)
 
 
 def _line_up(product: Any) -> None:
@@ -35,15 +36,9 @@ def _line_up(product: Any) -> None:
     opset13 = library.openvino().opset13
     if product.get_type_name() != "Multiply":
         return
+    is_vector = rank_of(product.output(0)) in (None, 1)
     for factor in product.inputs():
-        source = factor.get_source_output()
-        _line_up(source.get_node())
-        rank = source.get_partial_shape().rank
-        if rank.is_static and rank.get_length() == 1 and _rank(product) > 1:
-            lined_up = opset13.unsqueeze(source, numpy.array([0]))
-            factor.replace_source_output(lined_up.output(0))
-
-
-def _rank(node: Any) -> int:
-    rank = node.get_output_partial_shape(0).rank
-    return int(rank.get_length()) if rank.is_static else 0
+        value = factor.get_source_output()
+        _line_up(value.get_node())
+        if rank_of(value) == 1 and not is_vector:
+            redirect([factor], opset13.unsqueeze(value, numpy.array([0])))

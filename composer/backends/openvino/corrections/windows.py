@@ -10,35 +10,28 @@ from __future__ import annotations
 from typing import Any
 
 from composer.backends.openvino import library
-
-_PRODUCTS = {"Multiply", "Divide"}
+from composer.backends.openvino.nodes import PRODUCTS, redirect, sizes_of
 
 
 def keep_windows(model: Any) -> None:
-    """Insert ``maximum(x, x)``, which changes nothing, between such a product and the convolution.
-
-    Args:
-        model: A model of OpenVINO's, changed in place; its results stay the same.
-    """
-    opset13 = library.openvino().opset13
+    """Insert ``maximum(x, x)``, which changes nothing, before a convolution of such a product."""
+    maximum = library.openvino().opset13.maximum
     for node in model.get_ordered_ops():
         if "Convolution" not in node.get_type_name():
             continue
-        product = node.input_value(0)
-        factors = product.get_node().input_values()
-        is_product = product.get_node().get_type_name() in _PRODUCTS
-        if is_product and any(_goes_with(factor, node) for factor in factors):
-            same = opset13.maximum(product, product)
-            node.input(0).replace_source_output(same.output(0))
+        product, _ = node.input_values()
+        if product.get_node().get_type_name() not in PRODUCTS:
+            continue
+        if any(_fits_kernel(factor, node) for factor in product.get_node().input_values()):
+            redirect([node.input(0)], maximum(product, product))
 
 
-def _goes_with(factor: Any, convolution: Any) -> bool:
+def _fits_kernel(factor: Any, convolution: Any) -> bool:
     """True if a factor varies over positions and fits the spatial shape of the kernel."""
-    shape, kernel = factor.get_partial_shape(), convolution.get_input_partial_shape(1)
-    if shape.is_dynamic or kernel.rank.is_dynamic:
+    sizes, kernel = sizes_of(factor), sizes_of(convolution.input(1))
+    positions = len(sizes_of(convolution.input(0))) - 2
+    spatial = sizes[-positions:]
+    if -1 in sizes or not kernel or set(spatial) <= {1}:
         return False
-    places = convolution.get_input_partial_shape(0).rank.get_length() - 2
-    sizes = list(shape)[-places:]
-    return any(size != 1 for size in sizes) and all(
-        size in (1, width) for size, width in zip(sizes[::-1], list(kernel)[::-1], strict=False)
-    )
+    widths = kernel[-len(spatial) :]
+    return all(size in (1, width) for size, width in zip(spatial, widths, strict=True))
