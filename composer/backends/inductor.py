@@ -64,18 +64,11 @@ class InductorBackend(Backend):
 
 
 def _complete(passes: LatePasses, key: str) -> bool:
-    """Complete the record of the passes if Inductor took the graph from its cache.
+    """Complete the record of the passes; true if Inductor took the graph from its cache.
 
     Inductor does not run the passes in that case, so the record is read from the disk. A
     partitioner alone is no sign of a cached graph: it leaves no record in inference either, where
     there is nothing to cut.
-
-    Args:
-        passes: The passes of this build.
-        key: The key of their record.
-
-    Returns:
-        Whether Inductor took the graph from its cache.
     """
     if passes.ran_all():
         inductor_records.remember(key, passes.records)

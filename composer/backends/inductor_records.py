@@ -21,12 +21,7 @@ Inductor's key, so Inductor's cache never returns a graph whose record cannot be
 
 
 def remember(key: str, records: Iterable[PassRecord]) -> None:
-    """Store the records. If they cannot be stored, only later reports lack them.
-
-    Args:
-        key: A SHA-256 over the graph, the settings and the passes.
-        records: What the passes did.
-    """
+    """Store the records of a graph key. If they cannot be stored, only later reports lack them."""
     _cache().put(key, {"passes": [dataclasses.asdict(each) for each in records]})
 
 

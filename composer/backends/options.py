@@ -16,11 +16,6 @@ M = TypeVar("M", bound=BaseModel)
 def read_options(model: type[M], options: Mapping[str, Any], backend: str) -> M:
     """The candidate's options as the engine's settings.
 
-    Args:
-        model: The class of the settings.
-        options: The candidate's options.
-        backend: The name of the engine, for the message.
-
     Raises:
         OptionError: an option is unknown or malformed. The message names all of them.
     """
