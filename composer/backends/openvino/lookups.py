@@ -57,10 +57,9 @@ def _value_of(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> torch
 
 
 def table_sizes(gm: torch.fx.GraphModule) -> dict[int, int]:
-    """Return the size of the table for each input of a region that holds positions.
+    """Return the size of the table, by the index of each placeholder that holds positions.
 
-    Returns:
-        The size by the index of the placeholder; the smallest one, if there are several tables.
+    If positions are read in several tables, it is the smallest size.
     """
     number = {each: i for i, each in enumerate(gm.graph.find_nodes(op="placeholder"))}
     found: dict[int, int] = {}

@@ -60,12 +60,8 @@ def with_weights(model: Model, weights: Mapping[str, torch.Tensor]) -> Any:
     """Return a copy of the model in which these inputs are constants over the tensors' memory.
 
     No value enters the protobuf, so its limit of 2 GB does not apply. The compiled model keeps its
-    own copy of the weights, in the layout of the device. The tensors must live until the model is
-    compiled.
-
-    Args:
-        model: The model.
-        weights: Contiguous tensors by the names of the inputs.
+    own copy of the weights, in the layout of the device. The tensors are contiguous, and must live
+    until the model is compiled.
     """
     openvino = library.openvino()
     copy = model.read.clone()
