@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -72,6 +73,26 @@ def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
 def graph_modules(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
     """The graph module and those nested in it, such as the branches of ``torch.cond``."""
     return [each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)]
+
+
+def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes that call a function."""
+    return (node for node in gm.graph.nodes if node.op == "call_function")
+
+
+def call_behind(node: torch.fx.Node) -> Any:
+    """The call that a node is one result of (``operator.getitem``), or else the node itself."""
+    return node.args[0] if node.target is operator.getitem else node
+
+
+def is_pointwise(node: torch.fx.Node) -> bool:
+    """True if a node calls an elementwise operator."""
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def are_static(sizes: Iterable[Any]) -> bool:
+    """True if all sizes or strides are known numbers, so that none of them is a symbol."""
+    return all(isinstance(size, int) for size in sizes)
 
 
 def drop_unread(graph: torch.fx.Graph) -> None:

@@ -17,7 +17,7 @@ from composer.build import BuildTerms
 from composer.errors import refuse
 from composer.graphs import capture, checkpoints, clones
 from composer.graphs.comparison import requires_grad
-from composer.graphs.nodes import value_of
+from composer.graphs.nodes import are_static, value_of
 from composer.lowering.decompositions import decompositions
 from composer.lowering.devices import devices_of
 from composer.lowering.operators.entry import Operators
@@ -116,7 +116,8 @@ def as_dynamo_backend(backend: DynamoBackend) -> DynamoBackend:
             return compiled
 
         def run(*args: Any) -> Any:
-            outputs = compiled(*(args if adapt is None else adapt(args)))
+            adapted = args if adapt is None else adapt(args)
+            outputs = compiled(*adapted)
             return outputs if restore is None else restore(outputs)
 
         return run
@@ -158,39 +159,37 @@ def compile_functional(
     def compiler(
         kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
-        if kind is GraphKind.BACKWARD:
+        is_backward = kind is GraphKind.BACKWARD
+        if is_backward:
             _torch.aot.donate_nothing()  # engines write to none of their inputs
-        same = kind is not GraphKind.BACKWARD and len(fakes) == len(everything)
-        binds = freezes and same and kind is GraphKind.INFERENCE and not torch.is_grad_enabled()
-        read, unfit = statistics(functional), _torch.aot.mutated_inputs() | _dynamic(fakes)
-        weights, witnesses = bindable(everything, owners, unfit, read) if binds else ({}, {})
-        args = (
-            tuple(map(_torch.symbols.hint, everything))
-            if same and not any_fake(everything)
-            else None
-        )
+        has_all_inputs = not is_backward and len(fakes) == len(everything)
+        is_whole_inference = has_all_inputs and kind is GraphKind.INFERENCE
+        read = statistics(functional)
+        weights: dict[int, torch.Tensor] = {}
+        witnesses: dict[int, torch.Tensor] = {}
+        if freezes and is_whole_inference and not torch.is_grad_enabled():
+            unfit = _torch.aot.mutated_inputs() | _dynamic(fakes)
+            weights, witnesses = bindable(everything, owners, unfit, read)
         unbacked = _unbacked(fakes)
-        if args is not None and _any_empty(args, unbacked):
-            args = None  # an engine cannot be tried on empty inputs
-        expected = _expected(functional)
-        written = _torch.aot.copied_back() if same and kind is GraphKind.INFERENCE else {}
         graph = FunctionalGraph(
             functional,
             kind,
             weights,
             witnesses,
-            example_args=args,
-            expected=expected,
+            example_args=_example_args(everything, unbacked) if has_all_inputs else None,
+            expected=_expected(functional),
             statistics=read,
             device=device,
-            written=written,
+            written=_torch.aot.copied_back() if is_whole_inference else {},
         )
         plain = _torch.sources.settled_forward(clones.clone_graph(functional)) if unbacked else None
         with _torch.fakes.unset_fake_temporarily():
             compiled = build(graph)
         if plain is not None:
             compiled = _or_of_nothing(compiled, plain, unbacked)
-        return _torch.aot.boxed(_with_memory(compiled) if kind is GraphKind.BACKWARD else compiled)
+        if is_backward:
+            compiled = _with_memory(compiled)
+        return _torch.aot.boxed(compiled)
 
     needs_grad = torch.is_grad_enabled() and any(map(requires_grad, everything))
     try:
@@ -263,16 +262,20 @@ def _note_numbers(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> Non
 
 def _unbacked(fakes: Sequence[Any]) -> tuple[int, ...]:
     """Return the positions of the inputs that are, or have a size that is, an unbacked symbol."""
-    return tuple(
-        i
-        for i, fake in enumerate(fakes)
-        if any(
-            map(
-                _torch.symbols.is_unbacked,
-                fake.shape if isinstance(fake, torch.Tensor) else (fake,),
-            )
-        )
-    )
+    return tuple(i for i, fake in enumerate(fakes) if _has_unbacked_size(fake))
+
+
+def _has_unbacked_size(value: Any) -> bool:
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return any(map(_torch.symbols.is_unbacked, sizes))
+
+
+def _example_args(values: Sequence[Any], unbacked: Sequence[int]) -> tuple[Any, ...] | None:
+    """Return the arguments of the first call; ``None`` if an engine cannot be tried on them."""
+    if any_fake(values):
+        return None
+    args = tuple(map(_torch.symbols.hint, values))
+    return None if _any_empty(args, unbacked) else args
 
 
 def _or_of_nothing(
@@ -290,7 +293,9 @@ def _or_of_nothing(
     """
 
     def run(*args: Any) -> Any:
-        return (plain if _any_empty(args, unbacked) else engine)(*args)
+        if _any_empty(args, unbacked):
+            return plain(*args)
+        return engine(*args)
 
     return run
 
@@ -299,7 +304,8 @@ def _any_empty(args: Sequence[Any], positions: Sequence[int]) -> bool:
     """True if a tensor at one of these positions has no elements, or a number there is zero."""
     for i in positions:
         value = args[i]
-        if not (value.numel() if isinstance(value, torch.Tensor) else value):
+        count = value.numel() if isinstance(value, torch.Tensor) else value
+        if not count:
             return True
     return False
 
@@ -393,25 +399,27 @@ def bindable(
     Returns:
         The weights, and the witnesses of the weights that have one (:class:`FunctionalGraph`).
     """
-    still = sorted(owners.keys() - unfit)
-    weights = watchable({i: everything[i] for i in still})
-    watched = {i: each for i, each in weights.items() if not samples.are_compared_whole(each)}
-    written_out = {i for i, each in watched.items() if is_statistic_of(owners[i], each)}  # by hand
-    read = watched.keys() & (statistics.keys() | written_out)
-    orphans = {i: watched[i] for i in watched if owners[i] is None and may_be_statistic(watched[i])}
-    witnesses = {i: witness_of(owners[i]) if statistics.get(i, True) else None for i in read}
+    weights = watchable({i: everything[i] for i in sorted(owners.keys() - unfit)})
+    witnesses: dict[int, torch.Tensor | None] = {}
+    orphans: dict[int, torch.Tensor] = {}
+    for i, weight in weights.items():
+        owner = owners[i]
+        if samples.are_compared_whole(weight):
+            continue
+        if i in statistics or is_statistic_of(owner, weight):  # in a forward written by hand
+            witnesses[i] = witness_of(owner) if statistics.get(i, True) else None
+        if owner is None and may_be_statistic(weight):
+            orphans[i] = weight
     witnesses |= find_witnesses(orphans)
-    weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
-    return weights, {i: each for i, each in witnesses.items() if each is not None}
+    known = {i: witness for i, witness in witnesses.items() if witness is not None}
+    unwatched = witnesses.keys() - known.keys()
+    return {i: weight for i, weight in weights.items() if i not in unwatched}, known
 
 
 def _dynamic(fakes: Sequence[Any]) -> frozenset[int]:
     """Return the positions of tensors with a dynamic size."""
-    return frozenset(
-        i
-        for i, fake in enumerate(fakes)
-        if isinstance(fake, torch.Tensor) and not all(isinstance(n, int) for n in fake.shape)
-    )
+    tensors = ((i, fake) for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor))
+    return frozenset(i for i, fake in tensors if not are_static(fake.shape))
 
 
 def any_fake(values: Sequence[Any]) -> bool:
@@ -421,29 +429,22 @@ def any_fake(values: Sequence[Any]) -> bool:
 
 def _expected(gm: torch.fx.GraphModule) -> tuple[Expected | None, ...]:
     (returned,) = gm.graph.find_nodes(op="output")
-    values = (
-        each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in returned.args[0]
-    )
-    return tuple(
-        (
-            tuple(
-                None if _torch.symbols.is_unbacked(n) else _torch.symbols.hint(n)
-                for n in value.shape
-            ),
-            value.dtype,
-        )
-        if isinstance(value, torch.Tensor)
-        else None
-        for value in values
-    )
+    return tuple(map(_expected_of, returned.args[0]))
+
+
+def _expected_of(output: Any) -> Expected | None:
+    value = output.meta["val"] if isinstance(output, torch.fx.Node) else output
+    if not isinstance(value, torch.Tensor):
+        return None
+    sizes = (None if _torch.symbols.is_unbacked(n) else _torch.symbols.hint(n) for n in value.shape)
+    return tuple(sizes), value.dtype
 
 
 def owners_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[int, object]:
     """Return the owner of each weight, if known, by the weight's index in AOTAutograd's inputs."""
-    own = [*dict(gm.named_parameters(remove_duplicate=False))]
-    own += [*dict(gm.named_buffers(remove_duplicate=False))]
+    own = _own_members(gm)
     owners: dict[int, object] = {
-        i: gm.get_submodule(name.rpartition(".")[0]) for i, name in enumerate(own)
+        i: gm.get_submodule(name.rpartition(".")[0]) for i, (name, _) in enumerate(own)
     }
     placeholders = gm.graph.find_nodes(op="placeholder")
     for i in capture.lasting_weights(gm, example_inputs):
@@ -453,7 +454,9 @@ def owners_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[i
 
 def own_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Return the graph module's own parameters and buffers, in the order of AOTAutograd."""
-    return [
-        *dict(gm.named_parameters(remove_duplicate=False)).values(),
-        *dict(gm.named_buffers(remove_duplicate=False)).values(),
-    ]
+    return [tensor for _, tensor in _own_members(gm)]
+
+
+def _own_members(gm: torch.fx.GraphModule) -> list[tuple[str, torch.Tensor]]:
+    parameters = gm.named_parameters(remove_duplicate=False)
+    return [*parameters, *gm.named_buffers(remove_duplicate=False)]

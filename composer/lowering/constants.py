@@ -14,15 +14,13 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from composer import _torch
-from composer.graphs.nodes import attribute_at, drop_unread
-from composer.lowering.views import is_dense, is_view
+from composer.graphs.nodes import are_static, attribute_at, call_behind, drop_unread
+from composer.lowering.views import is_dense, is_returned
 
 aten = torch.ops.aten
 
 _MEMORY = aten.empty_permuted.default
 """Not evaluated, since its result is memory that is written to later."""
-
-_ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 
 
 def evaluate_constants(
@@ -43,10 +41,10 @@ def evaluate_constants(
             known[node] = _empty(node.meta["val"])
         elif _is_literal(node):
             known[node] = attribute_at(gm, str(node.target))
-        elif node.op == "call_function" and _depends_on(node, known) and node.target != _MEMORY:
+        elif _is_computed_from(node, known):
             known[node] = node
-        source = node.args[0] if node.target is operator.getitem else node
-        if node.op == "call_function" and node in known and is_declined(source):
+        is_known_call = node.op == "call_function" and node in known
+        if is_known_call and is_declined(call_behind(node)):
             _replace(gm, node, known)
     drop_unread(gm.graph)
 
@@ -56,21 +54,23 @@ def lift_scalars(gm: torch.fx.GraphModule) -> None:
 
     Torchlib writes a scalar as float32 and widens it, which would round it.
     """
-    for node in list(gm.graph.nodes):
-        value = node.meta.get("val")
-        if node.target not in _ARITHMETIC or value.dtype is not torch.float64:
+    targets = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
+    for target in targets:
+        for node in gm.graph.find_nodes(op="call_function", target=target):
+            if node.meta["val"].dtype is torch.float64:
+                _lift_scalars_of(gm, node)
+
+
+def _lift_scalars_of(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    result = node.meta["val"]
+    for index, scalar in enumerate(node.args):
+        if not isinstance(scalar, float):
             continue
-        for index, scalar in enumerate(node.args):
-            if isinstance(scalar, float):
-                with gm.graph.inserting_before(node):
-                    lifted = _constant(
-                        gm,
-                        torch.tensor(scalar, dtype=torch.float64, device=value.device),
-                        node,
-                        index,
-                    )
-                lifted.meta["val"] = value.new_empty(())
-                node.update_arg(index, lifted)
+        tensor = torch.tensor(scalar, dtype=torch.float64, device=result.device)
+        with gm.graph.inserting_before(node):
+            lifted = _constant(gm, tensor, node, index)
+        lifted.meta["val"] = result.new_empty(())
+        node.update_arg(index, lifted)
 
 
 def _constant(
@@ -90,12 +90,9 @@ def _is_empty(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or node.op not in ("placeholder", "call_function"):
         return False
-    source = node.args[0] if node.target is operator.getitem else node
-    has_effect = isinstance(source, torch.fx.Node) and _torch.operators.has_effect(source.target)
-    if value.layout is not torch.strided or has_effect:
+    if value.layout is not torch.strided or _torch.operators.has_effect(call_behind(node).target):
         return False
-    known = all(isinstance(each, int) for each in (*value.shape, *value.stride()))
-    return known and 0 in value.shape
+    return are_static((*value.shape, *value.stride())) and 0 in value.shape
 
 
 def _is_literal(node: torch.fx.Node) -> bool:
@@ -108,18 +105,20 @@ def _empty(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _depends_on(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
-    """True if all operands are known constants, and the call is deterministic."""
-    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    is_operator = (
-        isinstance(node.target, _torch.operators.OpOverload) or node.target is operator.getitem
-    )
-    return is_operator and not seeded and all(each in known for each in node.all_input_nodes)
+def _is_computed_from(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
+    """True if a node is a deterministic call whose operands are all known constants."""
+    is_operator = isinstance(node.target, _torch.operators.OpOverload)
+    if not is_operator and node.target is not operator.getitem:
+        return False
+    if node.target is _MEMORY or _torch.operators.draws(node.target):
+        return False
+    return known.keys() >= {*node.all_input_nodes}
 
 
 def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any]) -> None:
     """Replace the call by a constant that holds its result."""
-    value, expected = _value(node, known), node.meta.get("val")  # an assertion has no "val"
+    value = _value(node, known)
+    expected = node.meta.get("val")  # an assertion has none
     if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return  # a tuple's tensors are replaced at their getitem nodes
     if value._is_zerotensor():  # a derivative that is zero has no memory
@@ -131,22 +130,13 @@ def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any
     if not is_dense(expected):
         return  # a copy would not have the same gaps
     with gm.graph.inserting_before(node):
-        constant = _constant(gm, value, node)
+        constant = replacement = _constant(gm, value, node)
         constant.meta["val"] = expected.clone()  # memory other than that of its copy
-        known[constant] = value
-        if _is_returned(node):
-            copy = gm.graph.call_function(aten.clone.default, (constant,))
-            copy.meta.update(node.meta)
-            known[copy] = value
-            node.replace_all_uses_with(copy)
-        else:
-            node.replace_all_uses_with(constant)
-
-
-def _is_returned(node: torch.fx.Node) -> bool:
-    """True if the tensor or a view of it is returned: the caller may then write to it."""
-    users = (user for user in node.users if user.op == "output" or is_view(user))
-    return any(user.op == "output" or _is_returned(user) for user in users)
+        if is_returned(node):  # the caller may write to it
+            replacement = gm.graph.call_function(aten.clone.default, (constant,))
+            replacement.meta.update(node.meta)
+    known[constant] = known[replacement] = value
+    node.replace_all_uses_with(replacement)
 
 
 def _value(node: torch.fx.Node, known: dict[Any, Any]) -> Any:

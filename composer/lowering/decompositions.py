@@ -7,6 +7,7 @@ the exporter's decompositions, with priority in this order.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,12 +27,13 @@ def decompositions(dialect: Operators, training: bool) -> dict[Any, Function]:
         training: True if a backward will be made.
     """
     table = dict(_exporters())
-    for entries in (operators(), dialect):
-        for operator, entry in entries.items():
-            function = entry.in_training if training and entry.in_training else entry.decompose
-            if function is not None:
-                behind = None if entry.or_whole else table.get(operator)
-                table[operator] = _of_real_numbers(_first_of(function, behind))
+    for operator, entry in itertools.chain(operators().items(), dialect.items()):
+        function = entry.decompose
+        if training and entry.in_training is not None:
+            function = entry.in_training
+        if function is not None:
+            others = None if entry.or_whole else table.get(operator)
+            table[operator] = _of_real_numbers(_first_of(function, others))
     return table
 
 
@@ -42,25 +44,25 @@ def _exporters() -> Mapping[Any, Function]:
     Operators that draw random numbers are left out, since a decomposition would draw other numbers
     than eager's kernel.
     """
-    found = vocabulary().decompositions.items()
-    kept = {each: function for each, function in found if not _torch.operators.draws_itself(each)}
-    return {operator: _of_real_numbers(function) for operator, function in kept.items()}
+    return {
+        operator: _of_real_numbers(function)
+        for operator, function in vocabulary().decompositions.items()
+        if not _torch.operators.draws_itself(operator)
+    }
 
 
 def _of_real_numbers(function: Function) -> Function:
     """Leave calls with complex numbers whole: torch runs them, and few entries support them."""
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        is_complex = any(map(_is_complex, args)) or any(map(_is_complex, kwargs.values()))
-        return NotImplemented if is_complex else function(*args, **kwargs)
+        values, _ = _torch.tensors.flatten((args, kwargs))
+        return NotImplemented if any(map(_is_complex, values)) else function(*args, **kwargs)
 
     return decompose
 
 
-def _is_complex(given: Any) -> bool:
-    if isinstance(given, list | tuple):
-        return any(map(_is_complex, given))
-    return isinstance(given, torch.Tensor) and given.dtype.is_complex
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype.is_complex
 
 
 def _first_of(first: Function, second: Function | None) -> Function:

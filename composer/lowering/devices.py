@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from composer.graphs.nodes import tensors_of
+
 WHY = "a tensor on another device"
 
 
@@ -18,7 +20,8 @@ def devices_of(example_inputs: Iterable[Any]) -> list[torch.device]:
     CPU, whatever the graph's device. So such tensors count only if there are no others.
     """
     tensors = [each for each in example_inputs if isinstance(each, torch.Tensor)]
-    return [*dict.fromkeys(each.device for each in [t for t in tensors if t.dim()] or tensors)]
+    with_dimensions = [tensor for tensor in tensors if tensor.dim()]
+    return [*dict.fromkeys(tensor.device for tensor in with_dimensions or tensors)]
 
 
 def elsewhere(gm: torch.fx.GraphModule, home: torch.device) -> set[torch.fx.Node]:
@@ -36,19 +39,15 @@ def elsewhere(gm: torch.fx.GraphModule, home: torch.device) -> set[torch.fx.Node
     foreign: set[torch.fx.Node] = set()
     found: set[torch.fx.Node] = set()
     for node in gm.graph.nodes:
-        sources, places = {*node.all_input_nodes}, _places(node)
-        if node.op == "get_attr" or (node.op == "call_function" and sources <= constants):
+        is_call = node.op == "call_function"
+        operands = node.all_input_nodes
+        allowed = {home}
+        if node.op == "get_attr" or (is_call and constants.issuperset(operands)):
             constants.add(node)
             if returned not in node.users:
-                places.discard(torch.device("cpu"))
-        if places - {home}:
+                allowed.add(torch.device("cpu"))
+        if any(tensor.device not in allowed for tensor in tensors_of(node)):
             foreign.add(node)
-        if node.op == "call_function" and {node, *sources} & foreign:
+        if is_call and not foreign.isdisjoint((node, *operands)):
             found.add(node)
     return found
-
-
-def _places(node: torch.fx.Node) -> set[torch.device]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else (value,)
-    return {each.device for each in values if isinstance(each, torch.Tensor)}

@@ -31,14 +31,13 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.node import map_arg
 
 from composer import _torch
 from composer.graphs import low_precision
-from composer.graphs.nodes import drop_unread
+from composer.graphs.nodes import are_static, drop_unread, is_pointwise, tensors_of
 from composer.lowering import rows
 from composer.lowering.aot import FunctionalGraph
-from composer.lowering.views import is_view
+from composer.lowering.views import base_of, is_view
 
 aten = torch.ops.aten
 
@@ -73,8 +72,10 @@ _DIVISIONS = frozenset({"aten::div", "aten::floor_divide", "aten::remainder", "a
 """Elementwise operators that may still raise, where the operands are integers."""
 
 _COPIES = (
-    *(aten._to_copy.default, torch.ops.prims.convert_element_type.default),
-    *(aten.clone.default, aten.lift_fresh_copy.default),
+    aten._to_copy.default,
+    torch.ops.prims.convert_element_type.default,
+    aten.clone.default,
+    aten.lift_fresh_copy.default,
 )
 
 _BY_ENGINE = "composer_written_by_engine"
@@ -127,10 +128,14 @@ def writable_inputs(graph: FunctionalGraph) -> list[Written]:
     inputs = graph.gm.graph.find_nodes(op="placeholder")
     (returned,) = graph.gm.graph.find_nodes(op="output")
     outputs = returned.args[0]
-    shared = Counter(map(_memory, outputs))
-    alone = {at: i for at, i in graph.written.items() if shared[_memory(outputs[at])] == 1}
-    found = {i: _writes_between(inputs[i], outputs[at]) for at, i in alone.items()}
-    return [Written(i, _is_large(inputs[i]), writes) for i, writes in found.items() if writes]
+    sharers = Counter(map(_memory, outputs))
+    found: list[Written] = []
+    for position, index in graph.written.items():
+        source, value = inputs[index], outputs[position]
+        writes = _writes_between(source, value)
+        if writes and sharers[_memory(value)] == 1:
+            found.append(Written(index, _is_large(source), writes))
+    return found
 
 
 def leave_to_engine(
@@ -155,23 +160,28 @@ def leave_to_engine(
     """
     if not all(map(_has_known_sizes, graph.gm.graph.nodes)):
         return []
-    asked = (each for each in inputs if writes(each.writes[0].call))
-    found = {each.writes[0].call: (at, each) for each in asked if (at := _places_of(each))}
-    seen = _inputs(graph) if refused or low_precision.marked(graph.gm.graph) else set()
-    noticing, free = list[torch.fx.Node](), list[Written]()
+    candidates: dict[torch.fx.Node, tuple[Any, Written]] = {}
+    for written in inputs:
+        call = written.writes[0].call
+        places = _places_of(written) if writes(call) else None
+        if places is not None:
+            candidates[call] = places, written
+    is_cut = refused or low_precision.marked(graph.gm.graph)
+    read = _inputs(graph) if is_cut else set[torch.fx.Node]()
+    before, taken = list[torch.fx.Node](), list[Written]()
     for node in graph.gm.graph.nodes:
-        if node in found:
-            places, written = found[node]
+        if node in candidates:
+            places, written = candidates[node]
             needed = set[torch.fx.Node]()
-            _settle(node, needed)
+            _add_sources(node, needed)
             # where one write to these places raises, all do
-            needed |= {call for call, (others, _) in found.items() if others == places}
-            if needed.issuperset(noticing):
+            needed.update(call for call, (others, _) in candidates.items() if others == places)
+            if needed.issuperset(before):
                 node.meta[_BY_ENGINE] = True
-                free.append(written)
-        if _notices(node, seen, refused):
-            noticing.append(node)
-    return free
+                taken.append(written)
+        if _must_come_before(node, read, refused):
+            before.append(node)
+    return taken
 
 
 def never(_: torch.fx.Node) -> bool:
@@ -183,9 +193,12 @@ def rewritten(gm: torch.fx.GraphModule) -> dict[int, int]:
     """Map the position of each output that may use a placeholder's memory to the placeholder's."""
     inputs = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     (returned,) = gm.graph.find_nodes(op="output")
-    outputs = enumerate(returned.args[0])
-    marked = {i: each.args[0] for i, each in outputs if _is_by_engine(each)}
-    return {i: inputs[source] for i, source in marked.items() if source in inputs}
+    rewritten: dict[int, int] = {}
+    for index, output in enumerate(returned.args[0]):
+        is_written = isinstance(output, torch.fx.Node) and _BY_ENGINE in output.meta
+        if is_written and output.args[0] in inputs:
+            rewritten[index] = inputs[output.args[0]]
+    return rewritten
 
 
 def put_in_place(
@@ -198,13 +211,12 @@ def put_in_place(
         inputs: Some of its :func:`writable_inputs`.
         refused: The calls that are left to torch.
     """
-    written = set[torch.fx.Node]()
-    for each in (write for found in inputs for write in found.writes):
-        args: Any = each.before, *each.args
-        each.call.target, each.call.args = each.twin, args
-        written.add(each.call)
+    writes = [write for written in inputs for write in written.writes]
+    for write in writes:
+        args: Any = write.before, *write.args
+        write.call.target, write.call.args = write.twin, args
     drop_unread(graph.gm.graph)
-    _keep_order(graph, written, refused)
+    _keep_order(graph, {write.call for write in writes}, refused)
 
 
 def write_by(x: torch.Tensor, operator: Callable[..., Any], *args: Any, after: Any = ()) -> Any:
@@ -246,29 +258,23 @@ def _keep_order(
     graph: FunctionalGraph, written: set[torch.fx.Node], refused: Collection[torch.fx.Node]
 ) -> None:
     """Have each write wait for earlier writes, and for calls that read inputs or might raise."""
-    settled, noticing = set[torch.fx.Node](), list[torch.fx.Node]()
-    seen = _inputs(graph)
+    ordered, before = set[torch.fx.Node](), list[torch.fx.Node]()
+    inputs = _inputs(graph)
     for node in list(graph.gm.graph.nodes):
         if node in written:
-            _settle(node, settled)
-            waits = tuple(each for each in noticing if each not in settled)
-            for each in waits:
-                _settle(each, settled)
+            _add_sources(node, ordered)
+            waits = tuple(call for call in before if call not in ordered)
+            for call in waits:
+                _add_sources(call, ordered)
             node.kwargs = {"after": waits} if waits else {}
-            noticing = [node]
-        elif _notices(node, seen, refused):
-            noticing.append(node)
-
-
-def _is_by_engine(value: Any) -> bool:
-    return isinstance(value, torch.fx.Node) and bool(value.meta.get(_BY_ENGINE))
+            before = [node]
+        elif _must_come_before(node, inputs, refused):
+            before.append(node)
 
 
 def _has_known_sizes(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else (value,)
-    sizes = (size for each in values if isinstance(each, torch.Tensor) for size in each.shape)
-    return not isinstance(value, torch.SymInt) and all(isinstance(size, int) for size in sizes)
+    is_symbol = isinstance(node.meta.get("val"), torch.SymInt)
+    return not is_symbol and all(are_static(tensor.shape) for tensor in tensors_of(node))
 
 
 def _places_of(written: Written) -> tuple[torch.fx.Node, int] | None:
@@ -276,22 +282,24 @@ def _places_of(written: Written) -> tuple[torch.fx.Node, int] | None:
 
     ``None`` if an engine cannot do this write in place.
     """
-    write, *more = written.writes
-    value = write.before.meta["val"]
-    if more or write.call.target is not aten.index_put.default or write.before.op != "placeholder":
+    write, *others = written.writes
+    is_of_rows = write.call.target is aten.index_put.default
+    if others or not is_of_rows or write.before.op != "placeholder":
         return None
+    value = write.before.meta["val"]
     if not value.is_contiguous() or not value.is_floating_point():
         return None
     indices: Any = write.call.args[1]
-    found = [(dim, each) for dim, each in enumerate(indices) if each is not None]
-    if len(found) != 1:
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    if len(dims) != 1:
         return None
-    ((dim, places),) = found
-    index = places.meta["val"]
-    fits = index.dtype is torch.int64 and index.dim() == 1
-    if not fits or not rows.are_few(value.shape, dim, index.shape[0]):
+    (dim,) = dims
+    index = indices[dim].meta["val"]
+    if index.dtype is not torch.int64 or index.dim() != 1:
         return None
-    return places, value.shape[dim]
+    if not rows.are_few(value.shape, dim, index.shape[0]):
+        return None
+    return indices[dim], value.shape[dim]
 
 
 def _inputs(graph: FunctionalGraph) -> set[torch.fx.Node]:
@@ -307,43 +315,40 @@ def _may_raise(call: torch.fx.Node, refused: Collection[torch.fx.Node]) -> bool:
     are refused, so a call that an engine takes can raise only for an index out of range or a mask
     of the wrong length. Such a call reads integers or truth values. Assertions have an effect.
     """
-    name, counts = _torch.operators.operator_name(call.target), map(_counts, call.all_input_nodes)
-    if name in _DIVISIONS:
-        return any(counts)
-    if call.target in _COPIES or torch.Tag.pointwise in getattr(call.target, "tags", ()):
+    reads_integers = any(map(_is_of_integers, call.all_input_nodes))
+    if _torch.operators.operator_name(call.target) in _DIVISIONS:
+        return reads_integers
+    if call.target in _COPIES or is_pointwise(call):
         return False
-    return call in refused or _torch.operators.has_effect(call.target) or any(counts)
+    return reads_integers or call in refused or _torch.operators.has_effect(call.target)
 
 
-def _counts(node: torch.fx.Node) -> bool:
+def _is_of_integers(node: torch.fx.Node) -> bool:
     """True if the node is a tensor of integers or truth values."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
-def _settle(node: torch.fx.Node, settled: set[torch.fx.Node]) -> None:
-    """Add a node, and all nodes that it depends on, to ``settled``."""
-    open_ones = [node]
-    while open_ones:
-        each = open_ones.pop()
-        if each not in settled:
-            settled.add(each)
-            open_ones += each.all_input_nodes
+def _add_sources(node: torch.fx.Node, found: set[torch.fx.Node]) -> None:
+    """Add a node, and all nodes that it depends on, to ``found``.
+
+    The sources of a node that is there already are there as well.
+    """
+    pending = [node]
+    while pending:
+        source = pending.pop()
+        if source not in found:
+            found.add(source)
+            pending += source.all_input_nodes
 
 
-def _notices(
+def _must_come_before(
     node: torch.fx.Node, inputs: set[torch.fx.Node], refused: Collection[torch.fx.Node]
 ) -> bool:
     """True if the node is a call that reads one of these inputs, or that might raise."""
     if node.op != "call_function" or is_view(node):
         return False
-    return any(_base(each) in inputs for each in node.all_input_nodes) or _may_raise(node, refused)
-
-
-def _base(node: torch.fx.Node) -> torch.fx.Node:
-    while is_view(node):
-        node = node.all_input_nodes[0]
-    return node
+    return not inputs.isdisjoint(map(base_of, node.all_input_nodes)) or _may_raise(node, refused)
 
 
 def _writes_between(source: torch.fx.Node, value: Any) -> tuple[Write, ...]:
@@ -351,27 +356,28 @@ def _writes_between(source: torch.fx.Node, value: Any) -> tuple[Write, ...]:
 
     Empty if a call that is not a write takes part.
     """
-    found: list[Write] = []
+    writes: list[Write] = []
     while value is not source:
-        write = _write(value) if isinstance(value, torch.fx.Node) else None
+        write = _write_of(value) if isinstance(value, torch.fx.Node) else None
         if write is None:
             return ()
-        found.append(write)
+        writes.append(write)
         value = write.before
-    return tuple(found)
+    return tuple(writes)
 
 
-def _write(value: torch.fx.Node) -> Write | None:
+def _write_of(value: torch.fx.Node) -> Write | None:
+    """Return the write that makes a value; ``None`` if another call makes it."""
     if value.target in _VIEWS:
         return _write_by_views(value)
     if value.target not in _TWINS or _adds(value) or value.kwargs:
         return None
-    before, *given = value.args
-    if not isinstance(before, torch.fx.Node) or before in _nodes(given):
+    before, *args = value.args
+    if not isinstance(before, torch.fx.Node) or [*before.users] != [value]:
         return None
-    if [*before.users] != [value]:
+    if before in _torch.tensors.flatten(args)[0]:
         return None
-    return Write(value, before, write_by, (_TWINS[value.target], *given))
+    return Write(value, before, write_by, (_TWINS[value.target], *args))
 
 
 def _write_by_views(value: torch.fx.Node) -> Write | None:
@@ -385,20 +391,26 @@ def _write_by_views(value: torch.fx.Node) -> Write | None:
     path, parts, views, step = list[Any](), {value}, [before], value
     while step.target in _VIEWS:
         path.append(_shown(step))
-        users = (user for view in views for user in view.users if user.target in _WHERE)
-        views = [user for user in users if _shown(user) == path[-1]]
+        views = [user for view in views for user in view.users if _shown(user) == path[-1]]
+        views = [view for view in views if view.target in _WHERE]
         parts.update(views)
         source: Any = step.args[1]
-        if not isinstance(source, torch.fx.Node) or not {*source.args[:1]} <= {*views}:
-            break
-        if source.target not in (aten.copy.default, *_VIEWS):
+        if not _writes_to_one_of(views, source):
             break
         parts.add(source)
         step, source = source, source.args[1]
-    mine = {before, *parts} - {value}
-    if source in mine or any(user not in parts for node in mine for user in node.users):
+    replaced = {before, *parts} - {value}
+    users = {user for node in replaced for user in node.users}
+    if source in replaced or not users <= parts:
         return None
     return Write(value, before, write_to_view, (source, tuple(path)))
+
+
+def _writes_to_one_of(views: Sequence[torch.fx.Node], value: Any) -> bool:
+    """True if a value is a copy of one of these views, with other numbers in it."""
+    if not isinstance(value, torch.fx.Node) or value.target not in (aten.copy.default, *_VIEWS):
+        return False
+    return value.args[0] in views
 
 
 def _shown(call: torch.fx.Node) -> tuple[Any, ...]:
@@ -411,15 +423,8 @@ def _shown(call: torch.fx.Node) -> tuple[Any, ...]:
 
 def _adds(call: torch.fx.Node) -> bool:
     """True if the call adds to the numbers at its places instead of replacing them."""
-    return call.target is aten.index_put.default and bool(
-        _torch.operators.argument(call, "accumulate")
-    )
-
-
-def _nodes(values: Any) -> set[torch.fx.Node]:
-    found: set[torch.fx.Node] = set()
-    map_arg(values, found.add)
-    return found
+    is_of_rows = call.target is aten.index_put.default
+    return is_of_rows and bool(_torch.operators.argument(call, "accumulate"))
 
 
 def _memory(value: Any) -> object:
@@ -432,6 +437,7 @@ def _memory(value: Any) -> object:
 
 def _is_large(placeholder: torch.fx.Node) -> bool:
     value = placeholder.meta["val"]
-    if _torch.symbols.is_unbacked(value.numel()):
+    elements = value.numel()
+    if _torch.symbols.is_unbacked(elements):
         return True
-    return int(_torch.symbols.hint(value.numel())) * int(value.itemsize) >= _LARGE
+    return int(_torch.symbols.hint(elements)) * int(value.itemsize) >= _LARGE

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from composer.graphs.nodes import are_static
+
 _MOST = 1 << 16
 """Number of rows whose indices take some MiB as constants of a model."""
 
@@ -25,7 +27,7 @@ def are_few(shape: Sequence[Any], dim: int, count: Any) -> bool:
         dim: The dimension.
         count: The number of places.
     """
-    if not all(isinstance(size, int) for size in (*shape, count)):
+    if not are_static((*shape, count)):
         return False
     number, length = math.prod(shape[:dim]) * count, math.prod(shape[dim + 1 :])
     return bool(number <= _MOST and length >= _LEAST)

@@ -39,17 +39,20 @@ def try_once(
     Raises:
         Refusal: the run fails, or an output has another shape or dtype than eager's.
     """
-    args = placeholder_values(graph.gm) if graph.kind is GraphKind.BACKWARD else graph.example_args
+    args = graph.example_args
+    if graph.kind is GraphKind.BACKWARD:
+        args = placeholder_values(graph.gm)
     if args is None or collectives.meets_other_ranks(graph.gm):
         return
     try:
         results = _run(compiled, _with_copies(args, written))
     except BaseException as error:
         control_flow.pass_on(error)
-        if not lacks_memory(error) and _torch_fails(graph, args):
+        is_memory = lacks_memory(error)
+        if not is_memory and _torch_fails(graph, args):
             return
         what = f"the engine fails on the first inputs: {text_of(error)}"
-        reason = Reason.OUT_OF_MEMORY if lacks_memory(error) else Reason.BUILD_FAILED
+        reason = Reason.OUT_OF_MEMORY if is_memory else Reason.BUILD_FAILED
         raise Refusal(Status.FAILED, reason, what) from error
     for index, (got, expected) in enumerate(zip(results, graph.expected, strict=True)):
         if expected is not None and not _fits(got, *expected):
@@ -64,12 +67,10 @@ def _with_copies(args: Sequence[Any], written: Collection[int]) -> Sequence[Any]
 
 def _fits(got: torch.Tensor, sizes: Sequence[int | None], dtype: torch.dtype) -> bool:
     """True if the output has the dtype, and all sizes that are known beforehand."""
-    alike = zip(got.shape, sizes, strict=False)
-    return (
-        got.dtype == dtype
-        and got.dim() == len(sizes)
-        and all(expected in (None, size) for size, expected in alike)
-    )
+    if got.dtype != dtype or got.dim() != len(sizes):
+        return False
+    pairs = zip(got.shape, sizes, strict=True)
+    return all(expected in (None, size) for size, expected in pairs)
 
 
 def _run(compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -89,16 +90,15 @@ def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
 
 def placeholder_values(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
     """Return a value for each placeholder: ones if floating point, else zeros (valid indices)."""
-    return tuple(
-        _placeholder_value(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder")
-    )
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return tuple(_placeholder_value(node.meta["val"]) for node in placeholders)
 
 
 def _placeholder_value(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return _number(value)
-    sizes, strides = map(_number, value.shape), map(_number, value.stride())
-    made = torch.empty_strided(tuple(sizes), tuple(strides), dtype=value.dtype, device=value.device)
+    sizes, strides = tuple(map(_number, value.shape)), tuple(map(_number, value.stride()))
+    made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
     return made.fill_(1 if value.dtype.is_floating_point else 0)
 
 
@@ -106,7 +106,8 @@ def _number(size: Any) -> Any:
     """Return a size in the first call, with a fixed number for each unbacked symbol."""
     if not _torch.symbols.is_unbacked(size):
         return _torch.symbols.hint(size)
-    facts = _torch.symbols.symbol_facts(size).items()
-    return _torch.symbols.size_with(
-        size, {n: _ANY if known is None else known for n, (known, *_) in facts}
-    )
+    numbers = {
+        name: _ANY if first is None else first
+        for name, (first, _, _) in _torch.symbols.symbol_facts(size).items()
+    }
+    return _torch.symbols.size_with(size, numbers)

@@ -11,6 +11,7 @@ import torch.fx
 
 from composer import _torch
 from composer.errors import refuse
+from composer.graphs.nodes import calls_of, is_pointwise
 from composer.records import Reason, Status
 
 
@@ -29,14 +30,13 @@ def give_returned_views_to_torch(gm: torch.fx.GraphModule) -> set[torch.fx.Node]
         Refusal: ``declined``, where outputs share memory otherwise than as views.
     """
     (returned,) = gm.graph.find_nodes(op="output")
-    nodes = dict.fromkeys(n for n in returned.args[0] if isinstance(n, torch.fx.Node))
-    tensors = [n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and _has_memory(n)]
-    inputs = [n for n in gm.graph.find_nodes(op="placeholder") if _has_memory(n)]
-    shared = Counter(_memory(n) for n in {*inputs, *tensors})
-    mine = [n for n in tensors if shared[_memory(n)] > 1 or not is_dense(n.meta["val"])]
-    _decline_unless_views(mine, {_memory(each) for each in inputs})
+    outputs = [*filter(_has_memory, returned.all_input_nodes)]
+    inputs = [*filter(_has_memory, gm.graph.find_nodes(op="placeholder"))]
+    shared = Counter(map(_memory, {*inputs, *outputs}))
+    views = [n for n in outputs if shared[_memory(n)] > 1 or not is_dense(n.meta["val"])]
+    _decline_unless_views(views, {*map(_memory, inputs)})
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in mine:
+    for node in views:
         _copy_chain(node, returned, copies)
     returned.args = (tuple(copies.get(each, each) for each in returned.args[0]),)
     return set(copies.values())
@@ -76,25 +76,29 @@ def decline_unsure_memory(gm: torch.fx.GraphModule) -> None:
     if not any(map(reads_memory, gm.graph.nodes)):
         return
     unsure: set[torch.fx.Node] = set()
-    for node in gm.graph.nodes:
-        behind = any(base_of(source) in unsure for source in node.all_input_nodes)
-        if behind and reads_memory(node):
+    for node in calls_of(gm):
+        reads_unsure = not unsure.isdisjoint(map(base_of, node.all_input_nodes))
+        if reads_unsure and reads_memory(node):
             what = f"{node.target} reads memory of which torch does not say surely how it lies"
             refuse(Status.DECLINED, Reason.OUTPUT_MISMATCH, what)
-        sure = is_view(node) or reads_memory(node)  # its strides follow from its first operand's
-        sure = sure or _torch.operators.operator_name(node.target) in _BY_ROWS
-        if node.op != "call_function" or sure:
-            continue
-        if behind or not _says_how_it_lies(node):
+        if not _fixes_strides(node) and (reads_unsure or not _predicts_strides(node)):
             unsure.add(node)
 
 
-def _says_how_it_lies(node: torch.fx.Node) -> bool:
-    values = (source.meta.get("val") for source in node.all_input_nodes)
-    operands = [each for each in values if isinstance(each, torch.Tensor)]
-    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    by_rows = not pointwise or node.target is torch.ops.aten.clone.default  # of a decomposition
-    return all(is_dense(each) and not (by_rows and _is_permuted(each)) for each in operands)
+def _fixes_strides(node: torch.fx.Node) -> bool:
+    """True if the result is row-major, or its strides follow from those of the first operand."""
+    is_row_major = _torch.operators.operator_name(node.target) in _BY_ROWS
+    return is_row_major or is_view(node) or reads_memory(node)
+
+
+def _predicts_strides(node: torch.fx.Node) -> bool:
+    """True if torch's fake tensors have the strides of the kernel's result for these operands."""
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    operands = [value for value in values if isinstance(value, torch.Tensor)]
+    if not all(map(is_dense, operands)):
+        return False
+    is_clone = node.target is torch.ops.aten.clone.default  # may be made by a decomposition
+    return (is_pointwise(node) and not is_clone) or not any(map(_is_permuted, operands))
 
 
 def _is_permuted(value: torch.Tensor) -> bool:
@@ -111,13 +115,11 @@ def is_dense(value: torch.Tensor) -> bool:
     """
     if any(map(_torch.symbols.depends_on_data, (*value.shape, *value.stride()))):
         return False
-    sizes, strides = (
-        map(_torch.symbols.usual, value.shape),
-        map(_torch.symbols.usual, value.stride()),
-    )
-    dims = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1)
-    if any(size == 0 for _, size in dims):
+    sizes = [*map(_torch.symbols.usual, value.shape)]
+    strides = map(_torch.symbols.usual, value.stride())
+    if 0 in sizes:
         return True
+    dims = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1)
     expected = 1
     for stride, size in dims:
         if stride != expected:
@@ -141,27 +143,25 @@ def _copy_chain(
     return copies[node]
 
 
-def _decline_unless_views(nodes: Iterable[torch.fx.Node], inputs: Set[int]) -> None:
+def _decline_unless_views(outputs: Iterable[torch.fx.Node], inputs: Set[int]) -> None:
     """Refuse outputs that share memory, unless they are views of inputs or of one computed node.
 
     Inputs may share memory with each other: torch makes a view of an input from the tensor that the
     caller passes.
-
-    Args:
-        nodes: The outputs that share memory.
-        inputs: The storages of the inputs.
-
-    Raises:
-        Refusal: ``declined``.
     """
     bases: dict[int, torch.fx.Node] = {}
-    for node in nodes:
+    for node in outputs:
         base, memory = base_of(node), _memory(node)
-        if base.op == "placeholder":
-            continue
-        if memory in inputs or bases.setdefault(memory, base) is not base:
+        is_of_input = base.op == "placeholder"
+        if not is_of_input and (memory in inputs or bases.setdefault(memory, base) is not base):
             what = "outputs share memory, with an input or each other, otherwise than as views"
             refuse(Status.DECLINED, Reason.OUTPUT_MISMATCH, what)
+
+
+def is_returned(node: torch.fx.Node) -> bool:
+    """True if the graph returns a node's result or a view of it."""
+    views = filter(is_view, node.users)
+    return any(user.op == "output" for user in node.users) or any(map(is_returned, views))
 
 
 def base_of(node: torch.fx.Node) -> torch.fx.Node:

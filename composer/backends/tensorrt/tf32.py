@@ -14,9 +14,8 @@ from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.plan import Target, named_capability
 from composer.backends.tf32 import allows_convolutions, allows_products
 from composer.errors import refuse
-from composer.graphs.nodes import tensors_of
+from composer.graphs.nodes import calls_of, tensors_of
 from composer.lowering.aot import FunctionalGraph
-from composer.lowering.partition.regions import calls_of
 from composer.records import Reason, Status
 
 _CONVOLUTION = "aten::convolution"

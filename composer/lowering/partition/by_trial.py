@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,11 +16,12 @@ import torch.fx
 
 from composer.errors import Refusal, refuse
 from composer.graphs import clones
+from composer.graphs.nodes import calls_of
 from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.export.origins import mark_origins, origin_of, origins_of
 from composer.lowering.export.plain import PlainOnnx
-from composer.lowering.partition.regions import Region, Split, calls_of, split
+from composer.lowering.partition.regions import Region, Split, split
 from composer.records import Reason, Status
 
 M = TypeVar("M")
@@ -74,16 +75,16 @@ def partition_by_trial(
         fresh = dataclasses.replace(graph, gm=clones.clone_graph(graph.gm))
         parts = split(fresh, why, writes=writes)
         models: dict[str, M] = {}
-        found: dict[str, str] = {}
+        newly: dict[str, str] = {}
         for name, region in parts.regions.items():
-            model, said = read(region)
+            model, reasons = read(region)
             if model is not None:
                 models[name] = model
-            found |= said
-        if not found:
+            newly |= reasons
+        if not newly:
             return Partition(parts, models)
-        refused |= found
-    what = f"{reader} still refuses {', '.join(found)} after {_ROUNDS} rounds"
+        refused |= newly
+    what = f"{reader} still refuses {', '.join(newly)} after {_ROUNDS} rounds"
     raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
 
 
@@ -102,21 +103,32 @@ def asking_each_call(
         why_alone: Returns why a call is refused as a region of its own; ``None`` if it is taken.
     """
 
-    def ask(region: Region) -> tuple[M | None, dict[str, str]]:
-        within = {*origins_of(region.gm).values()}
+    def read_or_ask(region: Region) -> tuple[M | None, dict[str, str]]:
+        names = {*origins_of(region.gm).values()}
         try:
             return read(region)
-        except Refusal as why:
-            if why.reason not in reasons:
+        except Refusal as refusal:
+            if refusal.reason not in reasons:
                 raise
-            calls = (node for node in calls_of(graph.gm) if node.target is not operator.getitem)
-            asks = (node for node in calls if node.name in within)
-            found = {node.name: said for node in asks if (said := why_alone(node))}
-            if not found:
+            calls = [node for node in calls_of(graph.gm) if node.name in names]
+            refused = _refused_alone(calls, why_alone)
+            if not refused:
                 raise
-            return None, found
+            return None, refused
 
-    return ask
+    return read_or_ask
+
+
+def _refused_alone(
+    calls: Iterable[torch.fx.Node], why_alone: Callable[[torch.fx.Node], str | None]
+) -> dict[str, str]:
+    """Return the names of the calls that are refused alone, with the reasons."""
+    refused: dict[str, str] = {}
+    for node in calls:
+        why = None if node.target is operator.getitem else why_alone(node)
+        if why is not None:
+            refused[node.name] = why
+    return refused
 
 
 def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict[str, str]:
@@ -134,8 +146,11 @@ def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict
         Refusal: ``declined``, where none of the refused nodes comes from a node of the graph.
     """
     origins = origins_of(region.gm)
-    named = {plain.graph.node_of(plain.origins[at] or ""): said for at, said in why.items()}
-    found = {origins[name]: said for name, said in named.items() if name in origins}
-    if why and not found:
+    refused: dict[str, str] = {}
+    for index, reason in why.items():
+        name = plain.graph.node_of(plain.origins[index] or "")
+        if name in origins:
+            refused[origins[name]] = reason
+    if why and not refused:
         refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, "; ".join(dict.fromkeys(why.values())))
-    return found
+    return refused

@@ -9,9 +9,10 @@ memory as it does in eager mode. A part of the graph that may be computed in low
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -25,16 +26,13 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from composer import _torch
 from composer.errors import refuse
 from composer.graphs import low_precision
-from composer.graphs.nodes import attribute_at, tensors_of
+from composer.graphs.nodes import attribute_at, call_behind, calls_of, tensors_of
 from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
 from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.devices import WHY, elsewhere
-from composer.lowering.views import (
-    decline_unsure_memory,
-    give_returned_views_to_torch,
-    is_view,
-)
+from composer.lowering.operators.entry import operands_of
+from composer.lowering.views import decline_unsure_memory, give_returned_views_to_torch, is_view
 from composer.records import Reason, Status
 
 _PREFIX = "region_"
@@ -93,8 +91,8 @@ class Region:
     @property
     def input_dtypes(self) -> tuple[torch.dtype | None, ...]:
         """The dtype of each placeholder; ``None`` for an integer."""
-        values = (node.meta["val"] for node in self.gm.graph.find_nodes(op="placeholder"))
-        return tuple(each.dtype if isinstance(each, torch.Tensor) else None for each in values)
+        placeholders = self.gm.graph.find_nodes(op="placeholder")
+        return tuple(getattr(node.meta["val"], "dtype", None) for node in placeholders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +125,15 @@ class Split:
             Refusal: ``declined``, with ``unsupported_dtype`` if every compute node uses complex
                 numbers, otherwise with ``unsupported_op``.
         """
-        if not self.regions:
-            why = f"nothing can be taken: {', '.join(self.left)}" if self.left else None
-            assert self.outer is not None
-            compute = [node for node in calls_of(self.outer) if is_compute(node)]
-            by_dtype = bool(compute) and all(map(is_complex, compute))
-            reason = Reason.UNSUPPORTED_DTYPE if by_dtype else Reason.UNSUPPORTED_OP
-            refuse(Status.DECLINED, reason, why or "the graph computes nothing")
+        if self.regions:
+            return
+        if not self.left:
+            refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, "the graph computes nothing")
+        assert self.outer is not None
+        compute = [*filter(is_compute, calls_of(self.outer))]
+        is_by_dtype = bool(compute) and all(map(is_complex, compute))
+        reason = Reason.UNSUPPORTED_DTYPE if is_by_dtype else Reason.UNSUPPORTED_OP
+        refuse(Status.DECLINED, reason, f"nothing can be taken: {', '.join(self.left)}")
 
     def assemble(self, engines: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
         """Return the whole graph as a callable; the engine of a region's name runs the region."""
@@ -165,42 +165,56 @@ def split(
             reproduced.
     """
     gm = graph.gm
-    for node in gm.graph.nodes:
-        decline_special_tensors(each for each in tensors_of(node) if not each.dtype.is_complex)
-        _decline_broken(node)
-    decline_unsure_memory(gm)
+    _decline_impossible(gm)
     lift_scalars(gm)
     evaluate_constants(gm, lambda node: why_not(node) is not None)
-    away = dict.fromkeys(elsewhere(gm, graph.device), WHY)
-    refused = {node: why for node in calls_of(gm) if (why := why_not(node) or away.get(node))}
-    by_engine, by_torch = _written_in_place(graph, refused, writes)
+    refused = _refused_calls(graph, why_not)
+    by_engine, by_torch = _divide_writes(graph, refused, writes)
     written = tuple(each.at for each in (*by_engine, *by_torch))
-    torchs = {call for each in by_torch for call in each.calls}
-    refused |= dict.fromkeys(torchs, in_place.WHY)
+    writes_of_torch = {call for each in by_torch for call in each.calls}
+    refused |= dict.fromkeys(writes_of_torch, in_place.WHY)
     left = _described(filter(is_compute, refused), refused)  # before the calls are changed
     in_place.put_in_place(graph, by_torch, refused)
-    refused = {node: refused[node] for node in calls_of(gm) if node in refused}
-    compute = [node for node in calls_of(gm) if is_compute(node) and node not in torchs]
-    taken = [node for node in compute if node not in refused]
-    if not taken:
+    compute = {*filter(is_compute, calls_of(gm))} - writes_of_torch
+    if compute <= refused.keys():
         gm.recompile()
         return Split(gm, {}, 0, len(compute), left)
-    outside = {*_in_order(gm, refused), *give_returned_views_to_torch(gm)}
-    outside |= {node for node in calls_of(gm) if _is_made_for(outside, node)}
+    outside = _calls_of_torch(gm, refused)
     low = low_precision.marked(gm.graph)
     if not outside and not low and _returns_computed_values(gm):
         rewritten = in_place.rewritten(gm)
         region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm), rewritten)
-        return Split(None, {WHOLE: region}, len(taken), len(compute), left, written)
+        return Split(None, {WHOLE: region}, len(compute), len(compute), left, written)
     calls = {*calls_of(gm)}
-    groups = [group for group in (calls - low, calls & low) if group]
-    taken_nodes = [part for group in groups for part in _partition(gm, outside | (calls - group))]
-    regions = _fuse(graph, taken_nodes)
-    inside = sum(is_compute(node) for nodes in taken_nodes for node in nodes)
-    return Split(gm, regions, inside, len(compute), left, written)
+    parts = _partition(gm, outside | low) + _partition(gm, outside | (calls - low))
+    taken = sum(map(is_compute, itertools.chain.from_iterable(parts)))
+    return Split(gm, _fuse(graph, parts), taken, len(compute), left, written)
 
 
-def _written_in_place(
+def _decline_impossible(gm: torch.fx.GraphModule) -> None:
+    """Refuse values that engines do not read, and calls that torch itself cannot run here."""
+    for node in gm.graph.nodes:
+        decline_special_tensors(each for each in tensors_of(node) if not each.dtype.is_complex)
+        _decline_broken(node)
+    decline_unsure_memory(gm)
+
+
+def _refused_calls(
+    graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
+) -> dict[torch.fx.Node, str]:
+    """Return the calls that the engine cannot take, with the reasons."""
+    foreign = elsewhere(graph.gm, graph.device)
+    refused: dict[torch.fx.Node, str] = {}
+    for node in calls_of(graph.gm):
+        why = why_not(node)
+        if why is not None:
+            refused[node] = why
+        elif node in foreign:
+            refused[node] = WHY
+    return refused
+
+
+def _divide_writes(
     graph: FunctionalGraph,
     refused: Mapping[torch.fx.Node, str],
     writes: Callable[[torch.fx.Node], bool],
@@ -211,14 +225,23 @@ def _written_in_place(
     since the copies would take longer than cutting the graph. A large input stays with the engine
     if the engine would otherwise have nothing to compute.
     """
-    found = in_place.writable_inputs(graph)
-    free = [each for each in found if each.calls.isdisjoint(refused)]
+    inputs = in_place.writable_inputs(graph)
+    free = [each for each in inputs if each.calls.isdisjoint(refused)]
     by_engine = in_place.leave_to_engine(graph, free, writes, refused)
-    others = [each for each in found if each not in by_engine]
-    left = refused.keys() | {call for each in others for call in each.calls}
-    is_worth = any(is_compute(node) and node not in left for node in calls_of(graph.gm))
-    by_torch = [each for each in others if each not in free or (each.is_large and is_worth)]
+    others = [each for each in inputs if each not in by_engine]
+    compute = {*filter(is_compute, calls_of(graph.gm))}
+    has_work = bool(compute.difference(refused, *(each.calls for each in others)))
+    by_torch = [each for each in others if each not in free or (each.is_large and has_work)]
     return by_engine, by_torch
+
+
+def _calls_of_torch(
+    gm: torch.fx.GraphModule, refused: Collection[torch.fx.Node]
+) -> set[torch.fx.Node]:
+    """Return the calls that are in no region, after views and random draws got their own nodes."""
+    left = [node for node in calls_of(gm) if node in refused]
+    outside = {*_in_order(gm, left), *give_returned_views_to_torch(gm)}
+    return outside.union(node for node in calls_of(gm) if _is_made_for(outside, node))
 
 
 def is_compute(node: torch.fx.Node) -> bool:
@@ -234,9 +257,8 @@ def is_complex(node: torch.fx.Node) -> bool:
 
 
 def seen_by(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a call reads and returns."""
-    for each in (*node.all_input_nodes, node):
-        yield from tensors_of(each)
+    """Return the tensors that a call reads and returns."""
+    return itertools.chain(operands_of(node), tensors_of(node))
 
 
 def alone(node: torch.fx.Node) -> Region:
@@ -259,11 +281,6 @@ def alone(node: torch.fx.Node) -> Region:
     return Region(torch.fx.GraphModule(torch.nn.Module(), graph), {}, {}, {})
 
 
-def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """Yield the nodes that call a function."""
-    return (node for node in gm.graph.nodes if node.op == "call_function")
-
-
 def _decline_broken(node: torch.fx.Node) -> None:
     """Refuse a graph with a call that torch itself cannot run correctly in a compiled graph."""
     if node.target in _CONJUGATING and is_complex(node):
@@ -280,29 +297,30 @@ def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> lis
     Cutting out regions may move a node that depends on no other node. But a random number depends
     on how many were drawn before it.
     """
-    kept: list[torch.fx.Node] = []
+    ordered: list[torch.fx.Node] = []
     before: torch.fx.Node | None = None
     for node in refused:
-        if not draws(node):
-            kept.append(node)
-            continue
-        if before is not None:
-            with gm.graph.inserting_before(node):
-                args: Any = (before, node.target, *node.args)
-                waiting = gm.graph.call_function(call_after, args, node.kwargs)
-            waiting.meta = node.meta
-            node.replace_all_uses_with(waiting)
-            gm.graph.erase_node(node)
-            node = waiting
-        kept.append(node)
-        before = node
-    return kept
+        if draws(node):
+            before = node = _let_wait(node, before) if before else node
+        ordered.append(node)
+    return ordered
+
+
+def _let_wait(node: torch.fx.Node, before: torch.fx.Node) -> torch.fx.Node:
+    """Replace a call by one that waits for the result of another, and return the new call."""
+    with node.graph.inserting_before(node):
+        args: Any = (before, node.target, *node.args)
+        waiting = node.graph.call_function(call_after, args, node.kwargs)
+    waiting.meta = node.meta
+    node.replace_all_uses_with(waiting)
+    node.graph.erase_node(node)
+    return waiting
 
 
 def _is_made_for(outside: set[torch.fx.Node], node: torch.fx.Node) -> bool:
     """True if a call reads no tensor, and all its users are outside of the regions."""
-    reads = any(True for each in node.all_input_nodes for _ in tensors_of(each))
-    return not reads and bool(node.users) and not node.users.keys() - outside
+    operands = [*operands_of(node)]
+    return not operands and bool(node.users) and node.users.keys() <= outside
 
 
 def draws(node: torch.fx.Node) -> bool:
@@ -315,16 +333,17 @@ def draws(node: torch.fx.Node) -> bool:
     """
     if _torch.operators.draws(node.target):
         return bool(_torch.operators.argument(node, "dropout_p") != 0.0)
-    return any(map(_torch.operators.draws, node.args)) or any(map(draws, _within(node)))
+    repeats_a_draw = any(map(_torch.operators.draws, node.args))
+    nodes = itertools.chain.from_iterable(gm.graph.nodes for gm in graphs_in(node))
+    return repeats_a_draw or any(map(draws, nodes))
 
 
-def _within(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield the nodes of the graphs that a call has as operands."""
+def graphs_in(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
+    """Return the graphs that a call has as operands, such as the branches of ``torch.cond``."""
     owner = node.graph.owning_module
-    for each in node.all_input_nodes:
-        value = attribute_at(owner, str(each.target)) if owner and each.op == "get_attr" else None
-        if isinstance(value, torch.fx.GraphModule):
-            yield from value.graph.nodes
+    names = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
+    values = [attribute_at(owner, name) for name in names]
+    return [value for value in values if isinstance(value, torch.fx.GraphModule)]
 
 
 def call_after(_: object, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -335,9 +354,8 @@ def call_after(_: object, function: Callable[..., Any], *args: Any, **kwargs: An
 def _returns_computed_values(gm: torch.fx.GraphModule) -> bool:
     """True if every output is the result of a call, and no result is returned twice."""
     (returned,) = gm.graph.find_nodes(op="output")
-    nodes = [n for n in returned.args[0] if isinstance(n, torch.fx.Node)]
-    computed = all(node.op == "call_function" for node in nodes)
-    return computed and len(set(nodes)) == len(returned.args[0])
+    computed = {*calls_of(gm)}.intersection(returned.all_input_nodes)
+    return len(computed) == len(returned.args[0])
 
 
 def _partition(
@@ -345,15 +363,15 @@ def _partition(
 ) -> list[dict[torch.fx.Node, Any]]:
     """Return the nodes of each region, without the regions that compute nothing."""
 
-    def taken(_: object, node: torch.fx.Node) -> bool:
-        of = node.args[0] if node.target is operator.getitem else node
-        return node.op == "call_function" and not {node, of} & outside
+    def is_inside(_: object, node: torch.fx.Node) -> bool:
+        return node.op == "call_function" and outside.isdisjoint((node, call_behind(node)))
 
-    nodes = [node for node in gm.graph.nodes if taken(gm, node)]
-    if all(user.op == "output" or user in outside for node in outside for user in node.users):
-        regions = [dict.fromkeys(nodes)]  # only the tail is torch's: there is no cut to find
+    (returned,) = gm.graph.find_nodes(op="output")
+    users = {user for node in outside for user in node.users}
+    if users <= outside | {returned}:  # only the tail is torch's: there is no cut to find
+        regions = [dict.fromkeys(node for node in calls_of(gm) if is_inside(gm, node))]
     else:
-        support = create_op_support(taken)
+        support = create_op_support(is_inside)
         partitioner = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
         regions = [partition.nodes for partition in partitioner.propose_partitions()]
     return [region for region in regions if any(map(is_compute, region))]
@@ -368,33 +386,42 @@ def _fuse(graph: FunctionalGraph, parts: Sequence[dict[torch.fx.Node, Any]]) -> 
     gm.recompile()
     regions: dict[str, Region] = {}
     for call in gm.graph.find_nodes(op="call_module"):
-        inputs = ((i, arg) for i, arg in enumerate(call.args) if arg.op == "placeholder")
-        given = {i: position[arg.target] for i, arg in inputs}
-        held = {i: arg for i, arg in enumerate(call.args) if arg.op == "get_attr"}
         region = gm.get_submodule(call.target)
         assert isinstance(region, torch.fx.GraphModule)
+        inputs: dict[int, int] = {}
+        constants: dict[int, torch.Tensor] = {}
+        for index, source in enumerate(call.args):
+            if source.op == "placeholder":
+                inputs[index] = position[source.target]
+            elif source.op == "get_attr":
+                constants[index] = constant_at(gm, source)
         regions[call.target] = Region(
             region,
-            weights={i: graph.weights[p] for i, p in given.items() if p in graph.weights},
-            witnesses={i: graph.witnesses[p] for i, p in given.items() if p in graph.witnesses},
-            constants={i: constant_at(gm, node) for i, node in held.items()},
+            weights=_of_inputs(graph.weights, inputs),
+            witnesses=_of_inputs(graph.witnesses, inputs),
+            constants=constants,
             rewritten=in_place.rewritten(region),
         )
     return regions
 
 
+def _of_inputs(
+    tensors: Mapping[int, torch.Tensor], inputs: Mapping[int, int]
+) -> dict[int, torch.Tensor]:
+    """Map a region's positions to tensors, from the graph's positions that they stand for."""
+    return {i: tensors[position] for i, position in inputs.items() if position in tensors}
+
+
 def _lift_constants(gm: torch.fx.GraphModule) -> dict[int, torch.Tensor]:
     """Replace tensors that the graph holds itself by new placeholders after all others."""
     constants: dict[int, torch.Tensor] = {}
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    for node in gm.graph.find_nodes(op="get_attr"):
-        first = next(iter(gm.graph.nodes))
-        after = gm.graph.inserting_after(placeholders[-1]) if placeholders else None
-        with after or gm.graph.inserting_before(first):
+    inputs = gm.graph.find_nodes(op="placeholder")
+    for index, node in enumerate(gm.graph.find_nodes(op="get_attr"), len(inputs)):
+        after_inputs = next(each for each in gm.graph.nodes if each.op != "placeholder")
+        with gm.graph.inserting_before(after_inputs):
             lifted = gm.graph.placeholder(node.name)
         lifted.meta.update(node.meta)
-        constants[len(placeholders)] = constant_at(gm, node)
-        placeholders.append(lifted)
+        constants[index] = constant_at(gm, node)
         node.replace_all_uses_with(lifted)
         gm.graph.erase_node(node)
     return constants

@@ -9,18 +9,19 @@ removed.
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import tensors_of
+from composer.graphs.nodes import are_static, is_pointwise, tensors_of, value_of
 from composer.lowering.operators import operators
 from composer.lowering.operators.entry import Operators, Rule, operands_of
-from composer.lowering.views import base_of, is_dense, is_view, reads_memory
+from composer.lowering.views import base_of, is_dense, is_returned, is_view, reads_memory
 
 aten = torch.ops.aten
 
@@ -39,7 +40,11 @@ def why_unsupported(node: torch.fx.Node, dialect: Operators) -> str | None:
         dialect: The engine's entries.
     """
     rules = (*_rules_of(node.target, operators()), *_rules_of(node.target, dialect), *_OF_ALL)
-    return next((why for rule in rules if (why := rule(node))), None)
+    for rule in rules:
+        why = rule(node)
+        if why is not None:
+            return why
+    return None
 
 
 def _rules_of(target: Any, entries: Operators) -> Iterator[Rule]:
@@ -50,15 +55,12 @@ def _rules_of(target: Any, entries: Operators) -> Iterator[Rule]:
 
 def _numbers_alone(node: torch.fx.Node) -> str | None:
     """Refuse numbers in place of tensors: ``torch.div(16, 4)`` would be ONNX's integer ``Div``."""
-    if (
-        not isinstance(node.target, _torch.operators.OpOverload)
-        or node.all_input_nodes
-        or not node.args
-    ):
+    if not isinstance(node.target, _torch.operators.OpOverload) or node.all_input_nodes:
         return None
-    wants = node.target._schema.arguments[0].type
-    given = isinstance(node.args[0], int | float) and wants.isSubtypeOf(torch.TensorType.get())
-    return "a tensor of numbers alone" if given else None
+    if not node.args or not isinstance(node.args[0], int | float):
+        return None
+    takes_tensor = node.target._schema.arguments[0].type.isSubtypeOf(torch.TensorType.get())
+    return "a tensor of numbers alone" if takes_tensor else None
 
 
 def _double_precision(node: torch.fx.Node) -> str | None:
@@ -67,29 +69,30 @@ def _double_precision(node: torch.fx.Node) -> str | None:
     Translations write all of these as float32. The dtypes of the operands count as well as that of
     the result: in a comparison, only the operands are float64.
     """
-    if not any(v.dtype is torch.float64 for v in (*tensors_of(node), *operands_of(node))):
+    if not any(value.dtype is torch.float64 for value in (*tensors_of(node), *operands_of(node))):
         return None
-    if any(isinstance(each.meta.get("val"), torch.SymFloat) for each in node.all_input_nodes):
+    if any(isinstance(value_of(each), torch.SymFloat) for each in node.all_input_nodes):
         return "float64 is computed with a symbol of float32"
-    scalars = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float))
     name = _torch.operators.operator_name(node.target)
-    rounded = any(not _is_single(v) for v in scalars) or any(c in name for c in _INEXACT_CONSTANTS)
-    return "float64 is computed with float32 constants" if rounded else None
+    has_constants = any(part in name for part in _INEXACT_CONSTANTS)
+    if has_constants or not all(map(_is_single, (*node.args, *node.kwargs.values()))):
+        return "float64 is computed with float32 constants"
+    return None
 
 
 def _empty_operand(node: torch.fx.Node) -> str | None:
     """Refuse reductions and products of empty tensors: identity elements and shapes differ."""
-    harmless = (
-        torch.Tag.pointwise in _tags(node)
-        or _torch.operators.operator_name(node.target) in _KEEP_EMPTY
-    )
-    gone = node.target is aten.cat.default and any(
-        map(_torch.symbols.may_be_empty, tensors_of(node))
-    )
-    if (harmless and not gone) or _torch.operators.is_view(node.target):
+    if _keeps_empty(node) or _torch.operators.is_view(node.target):
         return None
-    empty = any(map(_torch.symbols.may_be_empty, operands_of(node)))
-    return "one of its operands may have no elements" if empty else None
+    is_empty = any(map(_torch.symbols.may_be_empty, operands_of(node)))
+    return "one of its operands may have no elements" if is_empty else None
+
+
+def _keeps_empty(node: torch.fx.Node) -> bool:
+    """True if the result has elements wherever an operand has, and each comes from an element."""
+    if node.target is aten.cat.default and any(map(_torch.symbols.may_be_empty, tensors_of(node))):
+        return False
+    return is_pointwise(node) or _torch.operators.operator_name(node.target) in _KEEP_EMPTY
 
 
 def _strides_of_memory(node: torch.fx.Node) -> str | None:
@@ -103,38 +106,31 @@ def _strides_of_memory(node: torch.fx.Node) -> str | None:
     operand = node.all_input_nodes[0]
     value: torch.Tensor = operand.meta["val"]
     offset = _torch.operators.argument(node, "storage_offset")
+    size = _torch.operators.argument(node, "size")
+    stride = _torch.operators.argument(node, "stride")
     memory = value.untyped_storage().nbytes()
-    sizes = (
-        *value.shape,
-        *_torch.operators.argument(node, "size"),
-        *_torch.operators.argument(node, "stride"),
-    )
-    if not all(isinstance(each, int) for each in (*sizes, offset or 0, memory)):
+    if not are_static((*value.shape, *size, *stride, offset or 0, memory)):
         return "it reads memory by strides, and a size is dynamic"
-    whole = memory == value.numel() * value.element_size()
+    is_whole = memory == value.numel() * value.element_size() and value.is_contiguous()
     from_the_beginning = offset is not None and base_of(operand).op == "placeholder"
-    if from_the_beginning or not (whole and value.is_contiguous()):
+    if from_the_beginning or not is_whole:
         return "it reads memory by strides that ONNX does not know"
     return None
 
 
-def _looked_at_by_strides(node: torch.fx.Node) -> str | None:
+def _read_by_strides(node: torch.fx.Node) -> str | None:
     """Refuse a view that leads to such a call: torch makes it, so that its strides are eager's."""
     if not is_view(node):
         return None
-    leads = any(_strides_of_memory(user) or _looked_at_by_strides(user) for user in node.users)
+    leads = any(_strides_of_memory(user) or _read_by_strides(user) for user in node.users)
     return "its memory is read by strides" if leads else None
 
 
 def _gaps(node: torch.fx.Node) -> str | None:
     """Refuse calls whose returned result has gaps in memory: an engine's results have none."""
-    if is_view(node) or all(map(is_dense, tensors_of(node))):
+    if is_view(node) or all(map(is_dense, tensors_of(node))) or not is_returned(node):
         return None
-    return "its result has gaps in memory" if _is_returned(node) else None
-
-
-def _is_returned(node: torch.fx.Node) -> bool:
-    return any(u.op == "output" or (is_view(u) and _is_returned(u)) for u in node.users)
+    return "its result has gaps in memory"
 
 
 _OF_ALL: tuple[Rule, ...] = (
@@ -142,17 +138,16 @@ _OF_ALL: tuple[Rule, ...] = (
     _double_precision,
     _empty_operand,
     _strides_of_memory,
-    _looked_at_by_strides,
+    _read_by_strides,
     _gaps,
 )
 
 
-def _tags(node: torch.fx.Node) -> Sequence[torch.Tag]:
-    return getattr(node.target, "tags", ())
-
-
-def _is_single(value: float) -> bool:
+def _is_single(value: object) -> bool:
+    """True if float32 holds the value exactly; also for what is no float."""
+    if not isinstance(value, float) or math.isnan(value):
+        return True
     try:
-        return struct.unpack("f", struct.pack("f", value))[0] == value or value != value
+        return bool(struct.unpack("f", struct.pack("f", value))[0] == value)
     except OverflowError:
         return False
