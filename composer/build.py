@@ -1,7 +1,7 @@
-"""What an engine is asked, and what it answers: :class:`BuildRequest` and :class:`Build`.
+"""The request to an engine and its result: :class:`BuildRequest` and :class:`Build`.
 
-Where Dynamo's signature stands between composer and an engine, a graph and its inputs, one context
-variable carries the rest of the request across (:func:`current_build`).
+A function that Dynamo calls as a backend gets only a graph and its inputs. It reads the rest of the
+request from a context variable (:func:`current_build`).
 """
 
 from __future__ import annotations
@@ -25,39 +25,42 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Precision = Literal["fp32", "bf16"]
-"""What an engine may compute single precision in; inputs and outputs keep their dtypes."""
+"""The precision that an engine may use for float32; inputs and outputs keep their dtypes."""
 
 Freeze = Literal["auto", True, False]
-"""Whether engines take weights in as constants: ``"auto"`` leaves it to each, ``True`` has all take
-them in that can, ``False`` none."""
+"""The policy for weights: true makes them constants in all engines that can, false in none, and
+``"auto"`` lets each engine decide."""
 
 DEFAULT_GIB = 2.0
-"""How much is kept on disk where no policy says otherwise."""
+"""Default limit in GiB for the models that are kept on disk."""
+
+_UNKNOWN: tuple[Any, ...] = (None, "", (), [])
+"""Values of a fact that the engine does not state."""
 
 _NOT_INTERRUPTED = "this engine cannot be interrupted, but in a child process (isolate = true)"
 
 
 @dataclass(slots=True)
 class BuildFacts:
-    """What an engine says of one build. It stands in the attempt's ``engine`` record.
+    """What an engine states about one build; the attempt's ``engine`` record contains it.
 
-    An engine may fill in the facts of its request while it builds: they are then in the record of
-    an attempt that fails as well.
+    If the engine fills in the facts of its request while it builds, the record of a failed attempt
+    has them as well.
 
     Attributes:
-        coverage: Share of the graph's compute nodes that it takes, 0.0 to 1.0; ``None`` if it does
-            not say. Where it is below the policy's ``min_coverage``, the chain declines the build.
-        taken: How many nodes that is, added up over its graphs (a forward and a backward, say).
-        total: Compute nodes of those graphs.
-        left_to_torch: A line for each operator that it leaves to torch.
-        versions: Of the libraries that it consists of, by their names.
-        device: What it runs on, in its own words.
-        precision: What it computes in, in its own words.
-        providers: ONNX Runtime's execution providers, or their like.
-        threads: How many it computes with; ``None`` if it does not say.
-        keeps_nan: Whether it gives NaN wherever eager does. Under ``verify`` an engine that says so
-            is compared a second time, on inputs with a NaN.
-        extra: Anything else, for people to read; nothing is decided by it.
+        coverage: Share of the graph's compute nodes that the engine takes, 0.0 to 1.0; ``None`` if
+            unknown. The chain declines a build below the policy's ``min_coverage``.
+        taken: Number of these nodes, in all graphs of the build, such as forward and backward.
+        total: Number of compute nodes of these graphs.
+        left_to_torch: A line for each operator that the engine leaves to torch.
+        versions: Versions of the engine's libraries, by name.
+        device: The device, as the engine names it.
+        precision: The precision, as the engine names it.
+        providers: ONNX Runtime's execution providers, or another engine's counterpart.
+        threads: Number of threads; ``None`` if unknown.
+        keeps_nan: True if the engine returns NaN wherever eager does. ``verify`` then compares a
+            second time, on inputs with a NaN.
+        extra: Other facts, for people to read. No decision depends on them.
     """
 
     coverage: float | None = None
@@ -73,66 +76,62 @@ class BuildFacts:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def covers(self, taken: int, total: int, left: Sequence[str] = ()) -> None:
-        """Add how much of one graph the engine takes.
+        """Add the coverage of one graph.
 
         Args:
             taken: Compute nodes that the engine runs.
             total: Compute nodes of the graph.
             left: A line for each operator that it leaves to torch, with the reason.
         """
-        self.taken, self.total = self.taken + taken, self.total + total
+        self.taken += taken
+        self.total += total
         self.coverage = self.taken / self.total if self.total else None
         self.left_to_torch += [line for line in left if line not in self.left_to_torch]
 
     def add(self, others: BuildFacts) -> None:
-        """Add what is said of another graph of the same build, or later of the same graph."""
+        """Add the facts of another graph of the same build, or later facts of the same graph."""
         if others.total:
             self.covers(others.taken, others.total, others.left_to_torch)
         elif others.coverage is not None:
             self.coverage = others.coverage
         for name in ("device", "precision", "providers", "threads", "keeps_nan"):
-            said = getattr(others, name)
-            setattr(self, name, getattr(self, name) if said in (None, "", ()) else said)
+            value = getattr(others, name)
+            if value not in _UNKNOWN:
+                setattr(self, name, value)
         self.versions |= others.versions
         self.extra |= others.extra
 
     def check(self) -> None:
-        """Forget a coverage that is no share: a record would hold what its schema does not allow.
+        """Remove a coverage outside of 0.0 to 1.0, which the schema of records does not allow.
 
         Raises:
-            ValueError: it was none.
+            ValueError: The coverage was outside.
         """
-        told = self.coverage
-        if told is not None and not 0 <= told <= 1:
+        coverage = self.coverage
+        if coverage is not None and not 0 <= coverage <= 1:
             self.coverage = None
-            raise ValueError(f"coverage is a share, 0.0 to 1.0, not {told!r}")
+            raise ValueError(f"coverage is a share, 0.0 to 1.0, not {coverage!r}")
 
     def record(self) -> dict[str, Any]:
-        """What is told, as the attempt's ``engine`` has it."""
-        told = {
-            "device": self.device or None,
-            "precision": self.precision or None,
-            "providers": self.providers or None,
-            "threads": self.threads,
-            "keeps_nan": self.keeps_nan,
-            "left_to_torch": self.left_to_torch or None,
-        }
-        said = {name: each for name, each in told.items() if each is not None}
-        return {**self.versions, **said, **self.extra}
+        """Return the known facts, in the form of the attempt's ``engine`` record."""
+        names = ("device", "precision", "providers", "threads", "keeps_nan", "left_to_torch")
+        values = {name: getattr(self, name) for name in names}
+        known = {name: value for name, value in values.items() if value not in _UNKNOWN}
+        return {**self.versions, **known, **self.extra}
 
 
 @dataclass(slots=True)
 class Artefacts:
-    """The models of one build: which are made once for all engines, and which are kept on disk.
+    """The models of one build, which engines share and later processes find on disk.
 
     Attributes:
-        keep_gib: GiB on disk for what is kept; with 0 nothing is kept or looked for.
-        made: What has been made of the captured graph, for any engine of the chain, by its key;
-            ``None`` where nothing is shared.
-        reused: How many were found on disk.
-        kept: How many were made, and stored on disk.
-        lost: Why each of the others could not be stored.
-        whole: Whether the captured graph's model was found, so that AOTAutograd was skipped.
+        keep_gib: Limit in GiB for the models on disk; with 0 none is kept or looked for.
+        made: Models of the captured graph that any engine of the chain has made, by key; ``None``
+            if nothing is shared.
+        reused: Number of models that were found on disk.
+        kept: Number of models that were made, and are kept on disk.
+        lost: The reason for each model that could not be kept.
+        whole: True if the captured graph's model was found, so that AOTAutograd was skipped.
     """
 
     keep_gib: float = DEFAULT_GIB
@@ -143,7 +142,7 @@ class Artefacts:
     whole: bool = False
 
     def once(self, key: str, make: Callable[[], T]) -> T:
-        """What ``make`` returns; made already, where the same key was asked for before."""
+        """Return the result of ``make``, which is called once for each key."""
         if self.made is None:
             return make()
         if key not in self.made:
@@ -151,7 +150,7 @@ class Artefacts:
         return cast(T, self.made[key])
 
     def off_disk(self) -> Artefacts:
-        """The same models, of which none is kept on disk or looked for there."""
+        """Return the same models, without the disk."""
         return Artefacts(0.0, self.made)
 
     def __str__(self) -> str:
@@ -173,35 +172,35 @@ class Artefacts:
 
 @dataclass(slots=True)
 class Clock:
-    """When a build began, and the seconds that do not count as its own."""
+    """When a build began, and the seconds that do not count as build time."""
 
     began: float = field(default_factory=time.perf_counter)
     excused: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """How long it has taken by now."""
+        """The build time until now."""
         return time.perf_counter() - self.began - self.excused
 
     def excuse(self, seconds: float) -> None:
-        """Do not count so many seconds: a child process took them to start."""
+        """Exclude the seconds that a child process took to start."""
         self.excused += seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTerms:
-    """What holds for a build besides its graph; the defaults hold outside of an attempt.
+    """Everything about a build but its graph; the defaults hold outside of an attempt.
 
-    It refers to no tensor, so what an engine keeps for later calls may refer to it.
+    The terms refer to no tensor, so an engine may keep them for later calls.
 
     Attributes:
-        limits: What the build may take, and whether a child process is to do a part of it.
-        clock: Its time.
-        precision: What an engine that chooses it itself may compute in.
+        limits: The build's limits, and if a child process does a part of it.
+        clock: The build time.
+        precision: The precision that the engine may choose.
         freeze: The policy's ``freeze``.
         late: The shared passes that run within AOTAutograd; ``None`` for none.
-        artefacts: The models that it makes, and what other engines made of the graph.
-        facts: What the engine has said by now.
+        artefacts: The models that this engine, or an earlier one, made of the graph.
+        facts: The facts that the engine has stated until now.
     """
 
     limits: Limits = NONE
@@ -213,16 +212,16 @@ class BuildTerms:
     facts: BuildFacts = field(default_factory=BuildFacts)
 
     def limits_left(self) -> Limits:
-        """What is left of the limits, for a part of the build in a child process."""
+        """Return the limits for the rest of the build, to be done in a child process."""
         if self.limits.timeout is None:
             return self.limits
-        return replace(self.limits, timeout=max(self.limits.timeout - self.clock.seconds, 1e-3))
+        left = self.limits.timeout - self.clock.seconds
+        return replace(self.limits, timeout=max(left, 1e-3))
 
     def check_time(self) -> None:
-        """End the attempt if its ``timeout`` is over; engines ask between their steps.
+        """Refuse the build if its ``timeout`` is over. Engines call this between their steps.
 
-        Nothing else interrupts a build: an exception from outside could strike within code of
-        torch's that must not be interrupted.
+        Nothing else interrupts a build, since some code of torch must not be interrupted.
 
         Raises:
             Refusal: ``timed_out``.
@@ -235,7 +234,8 @@ class BuildTerms:
         Raises:
             Refusal: ``timed_out``.
         """
-        self._refuse_late("finished", hint="" if self.limits.isolate else f"; {_NOT_INTERRUPTED}")
+        hint = "" if self.limits.isolate else f"; {_NOT_INTERRUPTED}"
+        self._refuse_late("finished", hint)
 
     def _refuse_late(self, ended: str, hint: str = "") -> None:
         timeout, seconds = self.limits.timeout, self.clock.seconds
@@ -246,14 +246,14 @@ class BuildTerms:
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What an engine is asked to build.
+    """The request to build one graph.
 
     Attributes:
-        gm: A clone of the graph, which the build may change as it likes.
+        gm: A clone of the graph, which the build may change.
         example_inputs: The inputs of the first call; weights are the originals.
         mode: ``torch.compile``'s mode.
-        options: The candidate's options, as the chain gave them.
-        terms: What else holds: limits, precision, passes, artefacts.
+        options: The options of the candidate in the chain.
+        terms: The terms of the build: limits, precision, passes, artefacts.
     """
 
     gm: torch.fx.GraphModule
@@ -265,11 +265,11 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What an engine answers.
+    """The result of a build.
 
     Attributes:
         compiled: Takes the graph's inputs, one for each placeholder, and returns its outputs.
-        facts: What the engine says of it. Without them the facts of the request hold.
+        facts: The engine's facts; ``None`` if it filled in those of the request.
     """
 
     compiled: Callable[..., Any]
@@ -280,16 +280,13 @@ _current: ContextVar[BuildTerms | None] = ContextVar("composer_build", default=N
 
 
 def current_build() -> BuildTerms:
-    """The terms of the build under way, for a function that Dynamo calls as a backend.
-
-    Outside of an attempt no limits hold, and nobody reads the facts.
-    """
+    """Return the terms of the present build; outside of an attempt, terms without limits."""
     return _current.get() or BuildTerms()
 
 
 @contextmanager
 def building(terms: BuildTerms) -> Iterator[None]:
-    """Have :func:`current_build` give these terms within."""
+    """Make :func:`current_build` return these terms within the context."""
     token = _current.set(terms)
     try:
         yield
