@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import onnx_ir
@@ -289,6 +290,25 @@ def test_constants_behind_a_cast_are_folded() -> None:
     f = compiled(lambda x: x + torch.full_like(torch.arange(4) * 2, 15), "onnxrt")
     torch.testing.assert_close(f(torch.zeros(4)), torch.full((4,), 15.0))
     assert last().attempts[0].engine["nodes"] == {"CPUExecutionProvider": 1}
+
+
+def test_onnx_runtime_folds_no_constant_behind_cast_like(tmp_path: Path) -> None:
+    """``_settle_casts`` can go when it does (microsoft/onnxruntime#17798)."""
+    import onnxruntime
+
+    model = onnx_ir.to_proto(
+        onnx_ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["" : 20]>
+        agraph (float[4] x) => (float[4] z) <int64[4] c = {1, 2, 3, 4}> {
+            t = CastLike(c, x) s = Sin(t) z = Add(s, x)
+        }
+    """)
+    )
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "folded.onnx")
+    onnxruntime.InferenceSession(model.SerializeToString(), options)
+    folded = onnx_ir.load(options.optimized_model_filepath)
+    assert [node.op_type for node in folded.graph] == ["Cast", "Sin", "Add"]
 
 
 def test_a_cast_to_a_type_that_is_not_known_stays() -> None:

@@ -7,6 +7,8 @@ also folds factors and transposes only into products that are next to them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.fx
 
@@ -29,11 +31,11 @@ def keep_dimensions(gm: torch.fx.GraphModule) -> None:
     for product in gm.graph.find_nodes(op="call_function", target=aten.bmm.default):
         left, right = product.args
         a, b = _unflattened(left), _unflattened(right)
-        stacks = _are_same(_sizes(a)[:-2], _sizes(b)[:-2])
-        matrices = _are_same(
+        outer = _sizes(a)[:-2], _sizes(b)[:-2]
+        keeps_matrices = are_same_sizes(
             _sizes(a)[-2:] + _sizes(b)[-2:], _sizes(left)[-2:] + _sizes(right)[-2:]
         )
-        if stacks and matrices:
+        if keeps_matrices and are_same_sizes(*outer):
             _replace_views(product, a, b)
     drop_unread(gm.graph)
 
@@ -47,7 +49,7 @@ def _unflattened(operand: torch.fx.Node) -> torch.fx.Node:
     if source.target is not aten.expand.default:
         return source
     whole = source.all_input_nodes[0]
-    return whole if _are_same(_sizes(source), _sizes(whole)) else source
+    return whole if are_same_sizes(_sizes(source), _sizes(whole)) else source
 
 
 def _replace_views(product: torch.fx.Node, a: torch.fx.Node, b: torch.fx.Node) -> None:
@@ -56,7 +58,7 @@ def _replace_views(product: torch.fx.Node, a: torch.fx.Node, b: torch.fx.Node) -
         return
     wanted = _sizes(a)[:-1] + _sizes(product)[-1:]
     for view in [user for user in product.users if user.target in VIEWS]:
-        if not _are_same(_sizes(view), wanted):
+        if not are_same_sizes(_sizes(view), wanted):
             continue
         with view.graph.inserting_before(view):
             whole = view.graph.call_function(aten.matmul.default, (a, b))
@@ -69,6 +71,6 @@ def _sizes(node: torch.fx.Node) -> tuple[int | torch.SymInt, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def _are_same(a: tuple[int | torch.SymInt, ...], b: tuple[int | torch.SymInt, ...]) -> bool:
+def are_same_sizes(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt]) -> bool:
     """True if the sizes are known to be equal. Symbols are not compared, which would add guards."""
     return len(a) == len(b) and all(map(_torch.symbols.is_same_size, a, b))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from composer import _torch
 from composer.build import Artefacts
 from composer.errors import Refusal, class_and_text
 from composer.graphs.keys import graph_key
-from composer.graphs.nodes import attribute_at
+from composer.graphs.nodes import are_static
 from composer.graphs.written import Unsayable, exact_text
 from composer.lowering.export import artefacts
 from composer.lowering.export.linears import keep_dimensions
@@ -25,7 +26,7 @@ from composer.lowering.export.reshapes import join_views
 from composer.lowering.export.vocabulary import vocabulary
 from composer.lowering.operators.entry import Operators
 from composer.lowering.operators.translations import translator
-from composer.lowering.partition.regions import Region, draws, is_complex, seen_by
+from composer.lowering.partition.regions import Region, draws, graphs_in, is_complex, seen_by
 from composer.lowering.partition.unsupported import why_unsupported
 from composer.records import Reason, Status
 
@@ -66,7 +67,9 @@ class Output:
         order = self.order
         if self.dtype is None:
             return torch.Tensor.item
-        return _same if order is None else lambda tensor: tensor.permute(order)
+        if order is None:
+            return _same
+        return lambda tensor: tensor.permute(order)
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
@@ -88,8 +91,8 @@ class Source:
     @staticmethod
     def of(gm: torch.fx.GraphModule) -> Source:
         """Return the source of a region that is to be translated."""
-        values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
-        symbols = (str(value) if isinstance(value, torch.SymInt) else "" for value in values)
+        values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+        symbols = [str(value) if isinstance(value, torch.SymInt) else "" for value in values]
         return Source(tuple(node.name for node in gm.graph.nodes), tuple(symbols))
 
 
@@ -123,9 +126,11 @@ class OnnxGraph:
         """True if a node of the model casts to bfloat16."""
         import onnx
 
-        casts = (node for node in self.model.graph.node if node.op_type == "Cast")
-        said = (each for cast in casts for each in cast.attribute if each.name == "to")
-        return any(each.i == onnx.TensorProto.BFLOAT16 for each in said)
+        for node in self.model.graph.node:
+            attributes = {attribute.name: attribute.i for attribute in node.attribute}
+            if node.op_type == "Cast" and attributes["to"] == onnx.TensorProto.BFLOAT16:
+                return True
+        return False
 
     def with_weights(self, names: Iterable[str]) -> onnx.ModelProto:
         """Return the model with these inputs as initializers without data.
@@ -138,13 +143,12 @@ class OnnxGraph:
         chosen = set(names)
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        bound = [each for each in model.graph.input if each.name in chosen]
-        for each in bound:
-            model.graph.input.remove(each)
-            tensor_type = each.type.tensor_type
+        for value in [value for value in model.graph.input if value.name in chosen]:
+            model.graph.input.remove(value)
+            tensor_type = value.type.tensor_type
             model.graph.initializer.append(
                 onnx.TensorProto(
-                    name=each.name,
+                    name=value.name,
                     data_type=tensor_type.elem_type,
                     dims=[dim.dim_value for dim in tensor_type.shape.dim],
                     data_location=onnx.TensorProto.EXTERNAL,
@@ -157,34 +161,26 @@ class OnnxGraph:
 def why_not(node: torch.fx.Node, dialect: Operators = MappingProxyType({})) -> str | None:
     """Return why a call cannot be translated to ONNX; ``None`` if it can.
 
-    The translations are those of the exporter's registry and composer's own.
-
-    Args:
-        node: The call.
-        dialect: The engine's entries.
+    The translations are those of the exporter's registry and composer's own. ``dialect`` has the
+    engine's entries.
     """
-    values = node.meta.get("val")
-    for each in values if isinstance(values, tuple | list) else (values,):
-        if isinstance(each, torch.SymFloat | torch.SymBool):
-            return "a symbolic number that is no integer"
+    values, _ = _torch.tensors.flatten(node.meta.get("val"))
+    if any(isinstance(value, torch.SymFloat | torch.SymBool) for value in values):
+        return "a symbolic number that is no integer"
     if is_complex(node):
         return "complex numbers"
-    if any(_torch.symbols.depends_on_data(size) for each in seen_by(node) for size in each.shape):
+    sizes = itertools.chain.from_iterable(tensor.shape for tensor in seen_by(node))
+    if any(map(_torch.symbols.depends_on_data, sizes)):
         return "a size that only the data tell"
     if node.target is operator.getitem:
         return None
-    if any(_is_graph(source) for source in node.all_input_nodes):
+    if graphs_in(node):
         return "a nested graph"
     if draws(node):
         return "random numbers stay torch's"
     if not vocabulary().translates(node.target):
         return "no ONNX translation"
     return why_unsupported(node, dialect)
-
-
-def _is_graph(node: torch.fx.Node) -> bool:
-    gm = node.graph.owning_module
-    return node.op == "get_attr" and isinstance(attribute_at(gm, str(node.target)), torch.nn.Module)
 
 
 def to_onnx(region: Region, models: Artefacts | None = None) -> OnnxGraph:
@@ -200,12 +196,14 @@ def to_onnx(region: Region, models: Artefacts | None = None) -> OnnxGraph:
     Raises:
         Refusal: ``failed`` with ``export_failed`` where the exporter fails.
     """
-    gm, outputs = region.gm, _plan_outputs(region.gm)
-    source, models = Source.of(gm), models or Artefacts()
-    made = models.once(
-        graph_key(gm),
-        lambda: dataclasses.replace(_find_or_translate(gm, outputs, models), source=source),
-    )
+    gm, models = region.gm, models or Artefacts()
+    outputs = _plan_outputs(gm)
+    source = Source.of(gm)
+
+    def make() -> OnnxGraph:
+        return dataclasses.replace(_find_or_translate(gm, outputs, models), source=source)
+
+    made = models.once(graph_key(gm), make)
     if made.source == source:
         return made
     return dataclasses.replace(made, nodes=dict(zip(made.source.nodes, source.nodes, strict=True)))
@@ -232,12 +230,11 @@ def _find_or_translate(
     values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     guards = _torch.symbols.guards_on(values)
     made = _translate(gm, outputs)
-    if (
-        _torch.symbols.guards_on(values) != guards
-    ):  # a process that finds the model on disk would not set these guards
+    if _torch.symbols.guards_on(values) != guards:
+        # A process that finds the model on disk would not set these guards.
         models.lost.append("the translation asked how large a size is")
         return made
-    return _kept(models, made, key)
+    return _keep(models, made, key)
 
 
 def read_model(models: Artefacts, key: str, outputs: tuple[Output, ...]) -> OnnxGraph | None:
@@ -251,7 +248,7 @@ def read_model(models: Artefacts, key: str, outputs: tuple[Output, ...]) -> Onnx
     return OnnxGraph(model, tuple(entry.facts["inputs"]), outputs, key)
 
 
-def _kept(models: Artefacts, made: OnnxGraph, key: str) -> OnnxGraph:
+def _keep(models: Artefacts, made: OnnxGraph, key: str) -> OnnxGraph:
     facts = {"kind": "model", "nodes": len(made.model.graph.node), "inputs": made.inputs}
     trouble = artefacts.put(models, key, facts, made.model.SerializeToString())
     if trouble:
@@ -273,10 +270,14 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
     except Exception as error:
         raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, _root_cause(error)) from error
     names = tuple(str(value.name) for value in model.graph.inputs)
-    unused = [value for value in model.graph.inputs if not value.uses()]
-    for value in unused:  # an engine refuses a model with a weight that no node reads
-        model.graph.inputs.remove(value)
+    remove_unused_inputs(model)
     return OnnxGraph(onnx_ir.to_proto(model), names, outputs)
+
+
+def remove_unused_inputs(model: onnx_ir.Model) -> None:
+    """Remove the inputs that no node reads: engines refuse a weight that is not read."""
+    for value in [value for value in model.graph.inputs if not value.uses()]:
+        model.graph.inputs.remove(value)
 
 
 def _forget_places(model: onnx_ir.Model) -> None:
@@ -287,17 +288,18 @@ def _forget_places(model: onnx_ir.Model) -> None:
     """
     origin = "pkg.torch.onnx.fx_node"
     for node in model.graph:
-        said = node.metadata_props.get(origin, "").partition(" ")[0]
+        name = node.metadata_props.get(origin, "").partition(" ")[0]
         node.metadata_props.clear()
-        if said:
-            node.metadata_props[origin] = f"{said} "
+        if name:
+            node.metadata_props[origin] = f"{name} "
 
 
 def _settle_casts(model: onnx_ir.Model) -> None:
     """Turn each ``CastLike`` into a ``Cast``, where the type is known.
 
-    ``CastLike`` is a function, which ONNX Runtime 1.31 inlines only after it has folded constants.
-    A constant that is cast by it, such as a table of positions, would be computed at each call.
+    ``CastLike`` is a function, which ONNX Runtime 1.32 inlines only after it has folded constants
+    (microsoft/onnxruntime#17798). A constant that is cast by it, such as a table of positions,
+    would be computed at each call.
     """
     import onnx_ir
 
@@ -335,10 +337,10 @@ def _strides(value: torch.Tensor) -> list[int]:
     An expanded tensor repeats in memory. For it, the strides of ``torch.empty_like`` are returned,
     since torch draws random numbers for it in that order.
     """
-    strides = [_torch.symbols.usual(stride) for stride in value.stride()]
-    if 0 not in strides:
-        return strides
-    return [_torch.symbols.usual(stride) for stride in torch.empty_like(value).stride()]
+    strides = [*map(_torch.symbols.usual, value.stride())]
+    if 0 in strides:
+        strides = [*map(_torch.symbols.usual, torch.empty_like(value).stride())]
+    return strides
 
 
 def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
@@ -348,34 +350,26 @@ def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
     reproduced.
     """
     (returned,) = gm.graph.find_nodes(op="output")
-    plans: list[Output] = []
-    nodes: list[torch.fx.Node] = []
-    for node in returned.args[0]:
-        value = node.meta["val"]
-        if not isinstance(value, torch.Tensor):
-            plans.append(Output(None, (), None))
-            nodes.append(node)
-            continue
-        strides = _strides(value)
-        order = sorted(range(value.dim()), key=lambda dim, s=strides: -s[dim])  # type: ignore[misc]
-        if order == list(range(value.dim())):
-            inverse = None
-        else:
-            inverse = tuple(order.index(dim) for dim in range(value.dim()))
-            node = _permuted(node, order, before=returned)
-        sizes = tuple(node.meta["val"].shape)
-        static = sizes if all(isinstance(size, int) for size in sizes) else None
-        plans.append(Output(value.dtype, static, inverse))
-        nodes.append(node)
-    returned.args = (tuple(nodes),)
-    return tuple(plans)
+    plans = [_plan_output(node, returned) for node in returned.args[0]]
+    returned.args = (tuple(node for _, node in plans),)
+    return tuple(output for output, _ in plans)
 
 
-def _permuted(node: torch.fx.Node, order: list[int], before: torch.fx.Node) -> torch.fx.Node:
-    with node.graph.inserting_before(before):
-        permuted = node.graph.call_function(torch.ops.aten.permute.default, (node, order))
-    permuted.meta["val"] = node.meta["val"].permute(order)
-    return permuted
+def _plan_output(node: torch.fx.Node, returned: torch.fx.Node) -> tuple[Output, torch.fx.Node]:
+    """Return one output, and the node that the graph returns for it."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return Output(None, (), None), node
+    strides, dims = _strides(value), range(value.dim())
+    order = sorted(dims, key=lambda dim: -strides[dim])
+    inverse = None
+    if order != [*dims]:
+        inverse = tuple(map(order.index, dims))
+        with node.graph.inserting_before(returned):
+            node = node.graph.call_function(torch.ops.aten.permute.default, (node, order))
+        node.meta["val"] = value.permute(order)
+    sizes = tuple(node.meta["val"].shape)
+    return Output(value.dtype, sizes if are_static(sizes) else None, inverse), node
 
 
 def _root_cause(error: BaseException) -> str:

@@ -9,16 +9,18 @@ does the folding.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import torch
 import torch.fx
 
 from composer import _torch
 from composer.errors import Refusal, class_and_text
-from composer.lowering.export.onnx import OnnxGraph
+from composer.lowering.export.onnx import OnnxGraph, remove_unused_inputs
 from composer.records import Reason, Status
 
 if TYPE_CHECKING:
@@ -75,8 +77,7 @@ def to_plain(graph: OnnxGraph, precision: Precision = "fp32") -> PlainOnnx:
         RemoveUnusedOpsetsPass()(model)
     except Exception as error:
         raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, class_and_text(error)) from error
-    for value in [value for value in model.graph.inputs if not value.uses()]:
-        model.graph.inputs.remove(value)
+    remove_unused_inputs(model)
     origins = tuple(map(_origin, model.graph))
     _forget_where_it_came_from(model)
     return PlainOnnx(dataclasses.replace(graph, model=onnx_ir.to_proto(model)), origins)
@@ -90,12 +91,11 @@ def _read_sizes_off(model: onnx_ir.Model, symbols: Mapping[str, str]) -> None:
     """
     import onnx_ir
 
-    found = {
-        str(size.value): (value, axis)
-        for value in reversed(model.graph.inputs)
-        for axis, size in enumerate(value.shape or ())
-        if isinstance(size, onnx_ir.SymbolicDim)
-    }
+    found: dict[str, tuple[onnx_ir.Value, int]] = {}
+    for value in model.graph.inputs:
+        for axis, size in enumerate(value.shape or ()):
+            if isinstance(size, onnx_ir.SymbolicDim):
+                found.setdefault(str(size.value), (value, axis))
     for value in model.graph.inputs:
         symbol = symbols.get(str(value.name), "")
         if symbol not in found or not value.uses():
@@ -152,23 +152,22 @@ def _origin(node: onnx_ir.Node) -> str | None:
 
 def _forget_where_it_came_from(model: onnx_ir.Model) -> None:
     """Remove paths and lines of the user's code, which differ between machines."""
-    for holder in (model, model.graph, *model.graph):
-        holder.metadata_props.clear()
-        holder.doc_string = None
-    for value in (*model.graph.inputs, *(each for node in model.graph for each in node.outputs)):
-        value.metadata_props.clear()
-        value.doc_string = None
+    values = itertools.chain.from_iterable(node.outputs for node in model.graph)
+    for part in (model, model.graph, *model.graph, *model.graph.inputs, *values):
+        part.metadata_props.clear()
+        part.doc_string = None
 
 
 def shapes_with_symbols(
     graph: OnnxGraph, gm: torch.fx.GraphModule
 ) -> dict[str, tuple[int | torch.SymInt, ...]]:
     """Return the shapes, by name, of the model's input tensors with symbolic sizes."""
-    given = {each.name for each in graph.model.graph.input}
-    values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
-    tensors = (
-        (name, tuple(value.shape))
-        for name, value in zip(graph.inputs, values, strict=True)
-        if isinstance(value, torch.Tensor) and name in given
-    )
-    return {name: shape for name, shape in tensors if any(map(_torch.symbols.symbols, shape))}
+    inputs = {each.name for each in graph.model.graph.input}
+    shapes: dict[str, tuple[int | torch.SymInt, ...]] = {}
+    for name, node in zip(graph.inputs, gm.graph.find_nodes(op="placeholder"), strict=True):
+        value = node.meta["val"]
+        if name not in inputs or not isinstance(value, torch.Tensor):
+            continue
+        if any(map(_torch.symbols.symbols, value.shape)):
+            shapes[name] = tuple(value.shape)
+    return shapes

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.node import map_arg
 
-from composer import _torch
-from composer.graphs.nodes import drop_unread
+from composer.graphs.nodes import are_static, drop_unread, value_of
+from composer.lowering.export.linears import are_same_sizes
 from composer.lowering.export.reshapes import VIEWS
 
 aten = torch.ops.aten
@@ -43,66 +44,64 @@ def _share(product: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node) ->
     while right.target in _HANDING_ON:
         done.append(right)
         right = right.all_input_nodes[0]
-    shared = _repeated(right)
-    if shared is None or any(_moves_heads(each) for each in done):
+    shared = _source_of_repeats(right)
+    if shared is None or any(map(_moves_heads, done)):
         return
     batch, heads, rows, size = left.meta["val"].shape
-    known = batch, heads, rows
-    if not all(isinstance(each, int) for each in known) or rows > _ROWS:
+    if not are_static((batch, heads, rows)) or rows > _ROWS:
         return
     groups = shared.meta["val"].shape[1]
     with product.graph.inserting_before(product):
-        together = _reshaped(left, [batch, groups, heads // groups * rows, size])
-        for each in reversed(done):
-            shared = _called(each.target, shared, *each.args[1:], **each.kwargs)
-        found = _called(aten.matmul.default, together, shared)
-        whole = _reshaped(found, [*known, product.meta["val"].shape[-1]])
-    found.meta = {**product.meta, **found.meta}
+        joined = _reshaped(left, [batch, groups, heads // groups * rows, size])
+        for call in reversed(done):
+            shared = _called(call.target, shared, *call.args[1:], **call.kwargs)
+        smaller = _called(aten.matmul.default, joined, shared)
+        whole = _reshaped(smaller, [batch, heads, rows, product.meta["val"].shape[-1]])
+    smaller.meta = {**product.meta, **smaller.meta}
     product.replace_all_uses_with(whole)
 
 
-def _repeated(node: torch.fx.Node) -> torch.fx.Node | None:
+def _source_of_repeats(node: torch.fx.Node) -> torch.fx.Node | None:
     """Return the tensor whose heads ``node`` repeats, each several times in a row, or ``None``."""
-    if node.target not in VIEWS or node.meta["val"].dim() != _DIMS:
+    if node.target not in VIEWS:
         return None
     spread = node.all_input_nodes[0]
-    spread = spread.all_input_nodes[0] if spread.target is aten.clone.default else spread
+    if spread.target is aten.clone.default:
+        spread = spread.all_input_nodes[0]
     if spread.target is not aten.expand.default:
         return None
-    added = _sliced(spread.all_input_nodes[0])
+    added = _without_slices(spread.all_input_nodes[0])
     if added.target is not aten.unsqueeze.default or added.args[1] not in (2, -3):
         return None
     shared = added.all_input_nodes[0]
-    given, wide, found = (tuple(each.meta["val"].shape) for each in (shared, spread, node))
-    if len(given) != _DIMS or len(wide) != _DIMS + 1 or not isinstance(wide[2], int):
+    sizes, wide = shared.meta["val"].shape, spread.meta["val"].shape
+    if len(sizes) != _DIMS or len(wide) != _DIMS + 1 or not isinstance(wide[2], int):
         return None
-    joined = given[0], given[1] * wide[2], *given[2:]
-    is_joined = all(map(_torch.symbols.is_same_size, found, joined))
-    return shared if is_joined else None
+    batch, groups, *others = sizes
+    repeated = [batch, groups * wide[2], *others]
+    return shared if are_same_sizes(node.meta["val"].shape, repeated) else None
 
 
-def _sliced(node: torch.fx.Node) -> torch.fx.Node:
+def _without_slices(node: torch.fx.Node) -> torch.fx.Node:
     """Return the base of slices that leave nothing out; ``x[:, None]`` makes such slices."""
     while node.target is aten.slice.Tensor:
         source = node.all_input_nodes[0]
-        if not all(
-            map(_torch.symbols.is_same_size, node.meta["val"].shape, source.meta["val"].shape)
-        ):
-            return node
+        if not are_same_sizes(node.meta["val"].shape, source.meta["val"].shape):
+            break
         node = source
     return node
 
 
 def _moves_heads(call: torch.fx.Node) -> bool:
-    last = ((2, 3), (3, 2), (-1, -2), (-2, -1))
-    return call.target is aten.transpose.int and call.args[1:] not in last
+    is_of_last = call.args[1:] in ((2, 3), (3, 2), (-1, -2), (-2, -1))
+    return call.target is aten.transpose.int and not is_of_last
 
 
-def _called(operator: Any, x: torch.fx.Node, *args: Any, **how: Any) -> torch.fx.Node:
-    made = x.graph.call_function(operator, (x, *args), how)
-    values = (each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in args)
-    made.meta["val"] = operator(x.meta["val"], *values, **how)
-    return made
+def _called(operator: Any, x: torch.fx.Node, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    call = x.graph.call_function(operator, (x, *args), kwargs)
+    values = map_arg(call.args, value_of)
+    call.meta["val"] = operator(*values, **kwargs)
+    return call
 
 
 def _reshaped(x: torch.fx.Node, sizes: list[Any]) -> torch.fx.Node:
@@ -111,7 +110,7 @@ def _reshaped(x: torch.fx.Node, sizes: list[Any]) -> torch.fx.Node:
     It is a ``reshape`` and not a view, since the exporter runs the graph again with torch's
     strides, for which the view may be impossible.
     """
-    said = [size if isinstance(size, int) else -1 for size in sizes]
-    made = x.graph.call_function(aten.reshape.default, (x, said))
-    made.meta["val"] = x.meta["val"].new_empty(sizes)
-    return made
+    static = [size if isinstance(size, int) else -1 for size in sizes]
+    call = x.graph.call_function(aten.reshape.default, (x, static))
+    call.meta["val"] = x.meta["val"].new_empty(sizes)
+    return call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from composer.graphs.nodes import drop_unread
+from composer.graphs.nodes import are_static, drop_unread
 
 aten = torch.ops.aten
 
@@ -28,10 +28,10 @@ def _shorten(view: torch.fx.Node) -> None:
     source = view.all_input_nodes[0]
     while source.target in VIEWS:
         source = source.all_input_nodes[0]
-    shape, given = (tuple(node.meta["val"].shape) for node in (view, source))
-    if not all(isinstance(size, int) for size in (*shape, *given)):
+    shape, before = tuple(view.meta["val"].shape), tuple(source.meta["val"].shape)
+    if not are_static((*shape, *before)):
         return
-    if shape == given:  # a returned view stays a node of its own
+    if shape == before:  # a returned view stays a node of its own
         view.replace_all_uses_with(source, delete_user_cb=lambda user: user.op != "output")
     else:
         view.args = (source, list(shape))

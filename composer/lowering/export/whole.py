@@ -18,16 +18,9 @@ import torch.fx
 
 from composer import _torch
 from composer.build import BuildTerms
-from composer.graphs.nodes import value_of
+from composer.graphs.nodes import are_static, value_of
 from composer.graphs.written import Unsayable, exact_text
-from composer.lowering.aot import (
-    FunctionalGraph,
-    GraphKind,
-    any_fake,
-    bindable,
-    own_tensors,
-    owners_of,
-)
+from composer.lowering.aot import FunctionalGraph, any_fake, bindable, own_tensors, owners_of
 from composer.lowering.export import artefacts
 from composer.lowering.export.onnx import OnnxGraph, Output, read_model
 from composer.lowering.partition.regions import WHOLE, Region, Split
@@ -42,21 +35,16 @@ class Whole:
     terms: BuildTerms
 
     def find(self, inputs: Sequence[Any]) -> tuple[Split, OnnxGraph] | None:
-        """Return what an earlier process lowered the graph to, with the weights of this process.
+        """Return the graph as one region, with its model; ``None`` if no earlier process kept it.
 
-        Args:
-            inputs: The example inputs that the key was made with.
-
-        Returns:
-            The graph as one region, and its model; ``None`` where nothing is kept.
+        The weights are those among ``inputs``, the example inputs that the key was made with.
         """
         entry = artefacts.find(self.terms.artefacts, self.key)
         if entry is None:
             return None
         facts = entry.facts
-        model = read_model(
-            self.terms.artefacts, facts["model"], tuple(map(_output_of, facts["outputs"]))
-        )
+        outputs = tuple(map(_output_of, facts["outputs"]))
+        model = read_model(self.terms.artefacts, facts["model"], outputs)
         if model is None:
             return None
         self.terms.artefacts.whole = True
@@ -66,7 +54,7 @@ class Whole:
         return Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ()), model
 
     def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> None:
-        """Keep what the graph was lowered to, if one model alone can answer its calls.
+        """Keep the graph's model, if a call of the graph is one call of an engine.
 
         To be called while AOTAutograd compiles the graph.
 
@@ -75,31 +63,29 @@ class Whole:
             parts: The functional graph, cut into regions.
             models: The models of the regions.
         """
-        if not (len(models) == 1 and models[0].key and self._is_all(graph, parts, models[0])):
+        if not self._is_all(graph, parts, models):
             return
+        (model,) = models
         facts = {
             "kind": "graph",
-            "model": models[0].key,
-            "outputs": [_facts_of(each) for each in models[0].outputs],
+            "model": model.key,
+            "outputs": [_facts_of(output) for output in model.outputs],
             "statistics": sorted(graph.statistics.items()),
             "taken": parts.taken,
         }
         artefacts.put(self.terms.artefacts, self.key, facts)
 
-    def _is_all(self, graph: FunctionalGraph, parts: Split, model: OnnxGraph) -> bool:
-        """True if a call of the graph consists of nothing but a call of the one engine."""
+    def _is_all(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> bool:
+        """True if one call of an engine, whose model is kept, answers a call of the graph."""
+        if graph.example_args is None or parts.outer is not None:
+            return False
+        if parts.regions[WHOLE].constants or not models[0].key:
+            return False
+        outputs = models[0].outputs
+        if any(output.dtype is None or output.shape is None for output in outputs):
+            return False
         (returned,) = self.gm.graph.find_nodes(op="output")
-        (region,) = parts.regions.values()
-        outputs = returned.args[0]
-        return (
-            isinstance(outputs, list | tuple)
-            and graph.kind is GraphKind.INFERENCE
-            and graph.example_args is not None
-            and parts.outer is None
-            and not region.constants
-            and all(each.dtype and each.shape is not None for each in model.outputs)
-            and _torch.aot.aot_adds_nothing(len(outputs))
-        )
+        return _torch.aot.aot_adds_nothing(len(returned.args[0]))
 
 
 def whole_of(
@@ -113,13 +99,9 @@ def whole_of(
         engine: A text with everything that decides which operators the engine takes, and how.
         terms: The terms of the build.
     """
-    if (
-        not artefacts.is_enabled(terms.artefacts)
-        or torch.is_grad_enabled()
-        or _torch.modes.is_watched()
-    ):
+    if not artefacts.is_enabled(terms.artefacts) or torch.is_grad_enabled():
         return None
-    if terms.late is not None and terms.late.shared.late:
+    if _torch.modes.is_watched() or (terms.late is not None and terms.late.shared.late):
         return None
     if any_fake(example_inputs) or own_tensors(gm) or not _is_static(gm, example_inputs):
         return None
@@ -142,7 +124,7 @@ def _may_vary(value: Any) -> bool:
         return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
     if type(value) not in _torch.tensors.PLAIN_TENSORS or value.layout is not torch.strided:
         return True
-    return any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride()))
+    return not are_static((*value.shape, *value.stride()))
 
 
 def _placeholders(inputs: Sequence[Any]) -> torch.fx.GraphModule:
