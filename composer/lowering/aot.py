@@ -149,56 +149,79 @@ def compile_functional(
         Refusal: ``declined``, for inputs and outputs that are not plain dense tensors.
     """
     terms = terms or BuildTerms()
-    freezes = terms.freeze is not False
     decline_special_tensors(example_inputs)
     _decline_complex_outputs(gm)
-    owners = owners_of(gm, example_inputs)
-    everything = [*own_tensors(gm), *example_inputs]
-    device = next(iter(devices_of(example_inputs)), _CPU)
+    captured = _Captured(
+        [*own_tensors(gm), *example_inputs],
+        owners_of(gm, example_inputs),
+        next(iter(devices_of(example_inputs)), _CPU),
+        freezes=terms.freeze is not False,
+    )
+    needs_grad = torch.is_grad_enabled() and any(map(requires_grad, captured.inputs))
 
     def compiler(
         kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
-        is_backward = kind is GraphKind.BACKWARD
-        if is_backward:
+        if kind is GraphKind.BACKWARD:
             _torch.aot.donate_nothing()  # engines write to none of their inputs
-        has_all_inputs = not is_backward and len(fakes) == len(everything)
-        is_whole_inference = has_all_inputs and kind is GraphKind.INFERENCE
-        read = statistics(functional)
-        weights: dict[int, torch.Tensor] = {}
-        witnesses: dict[int, torch.Tensor] = {}
-        if freezes and is_whole_inference and not torch.is_grad_enabled():
-            unfit = _torch.aot.mutated_inputs() | _dynamic(fakes)
-            weights, witnesses = bindable(everything, owners, unfit, read)
-        unbacked = _unbacked(fakes)
-        graph = FunctionalGraph(
-            functional,
-            kind,
-            weights,
-            witnesses,
-            example_args=_example_args(everything, unbacked) if has_all_inputs else None,
-            expected=_expected(functional),
-            statistics=read,
-            device=device,
-            written=_torch.aot.copied_back() if is_whole_inference else {},
-        )
+        graph, unbacked = captured.functional_graph(kind, functional, fakes), _unbacked(fakes)
         plain = _torch.sources.settled_forward(clones.clone_graph(functional)) if unbacked else None
         with _torch.fakes.unset_fake_temporarily():
             compiled = build(graph)
         if plain is not None:
             compiled = _or_of_nothing(compiled, plain, unbacked)
-        if is_backward:
+        if kind is GraphKind.BACKWARD:
             compiled = _with_memory(compiled)
         return _torch.aot.boxed(compiled)
 
-    needs_grad = torch.is_grad_enabled() and any(map(requires_grad, everything))
     try:
         whole = checkpoints.without_regions(gm)
         table = decompositions(dialect, needs_grad)
         return through_aot(whole, example_inputs, compiler, table, terms.late)
-    finally:  # AOTAutograd keeps the compiler of a training graph alive, with these variables
-        everything.clear()
-        owners.clear()
+    finally:  # AOTAutograd keeps the compiler of a training graph alive, with its variables
+        captured.inputs.clear()
+        captured.owners.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """What is known of a captured graph when AOTAutograd makes functional graphs of it.
+
+    Attributes:
+        inputs: AOTAutograd's inputs: the graph's own tensors, and then the example inputs.
+        owners: The owner of each weight (:func:`owners_of`).
+        device: The device of the graph.
+        freezes: True if engines may take in weights.
+    """
+
+    inputs: list[Any]
+    owners: dict[int, object]
+    device: torch.device
+    freezes: bool
+
+    def functional_graph(
+        self, kind: GraphKind, gm: torch.fx.GraphModule, fakes: Sequence[Any]
+    ) -> FunctionalGraph:
+        """Return a graph that AOTAutograd made, with all that an engine may know of it."""
+        has_all_inputs = kind is not GraphKind.BACKWARD and len(fakes) == len(self.inputs)
+        is_whole_inference = kind is GraphKind.INFERENCE and has_all_inputs
+        read = statistics(gm)
+        weights: dict[int, torch.Tensor] = {}
+        witnesses: dict[int, torch.Tensor] = {}
+        if self.freezes and is_whole_inference and not torch.is_grad_enabled():
+            unfit = _torch.aot.mutated_inputs() | _dynamic(fakes)
+            weights, witnesses = bindable(self.inputs, self.owners, unfit, read)
+        return FunctionalGraph(
+            gm,
+            kind,
+            weights,
+            witnesses,
+            example_args=_example_args(self.inputs, fakes) if has_all_inputs else None,
+            expected=_expected(gm),
+            statistics=read,
+            device=self.device,
+            written=_torch.aot.copied_back() if is_whole_inference else {},
+        )
 
 
 Compiler = Callable[[GraphKind, torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -255,7 +278,7 @@ def through_aot(
 
 
 def _note_numbers(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> None:
-    """Set ``meta["val"]`` of each input; AOTAutograd (torch 2.13) leaves out some plain numbers."""
+    """Set ``meta["val"]`` of each input; AOTAutograd (torch 2.13) leaves out plain numbers."""
     for node, fake in zip(functional.graph.find_nodes(op="placeholder"), fakes, strict=True):
         node.meta.setdefault("val", fake)
 
@@ -270,12 +293,12 @@ def _has_unbacked_size(value: Any) -> bool:
     return any(map(_torch.symbols.is_unbacked, sizes))
 
 
-def _example_args(values: Sequence[Any], unbacked: Sequence[int]) -> tuple[Any, ...] | None:
+def _example_args(values: Sequence[Any], fakes: Sequence[Any]) -> tuple[Any, ...] | None:
     """Return the arguments of the first call; ``None`` if an engine cannot be tried on them."""
     if any_fake(values):
         return None
     args = tuple(map(_torch.symbols.hint, values))
-    return None if _any_empty(args, unbacked) else args
+    return None if _any_empty(args, _unbacked(fakes)) else args
 
 
 def _or_of_nothing(
@@ -283,8 +306,9 @@ def _or_of_nothing(
 ) -> Callable[..., Any]:
     """Have torch answer the calls in which one of these inputs has no elements.
 
-    Engines differ in what they do with empty tensors (OpenVINO 2026.4 ends the process), and there
-    is no time to gain. For a size that is not unbacked, the graph's guards tell if it is zero.
+    Engines differ in what they do with empty tensors, and there is no time to gain. OpenVINO 2026.4
+    ends the process (openvinotoolkit/openvino#37966). For a size that is not unbacked, the graph's
+    guards tell if it is zero.
 
     Args:
         engine: The compiled graph.
@@ -313,7 +337,8 @@ def _any_empty(args: Sequence[Any], positions: Sequence[int]) -> bool:
 def _with_memory(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Write lazily zero or lazily negated gradients to memory before an engine reads them.
 
-    Autograd may hand such tensors to any compiled backward, since no guard looks at gradients.
+    Autograd may pass such tensors to any compiled backward, since no guard looks at gradients
+    (pytorch/pytorch#197856).
     """
 
     def run(*args: Any) -> Any:

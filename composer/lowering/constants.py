@@ -35,12 +35,13 @@ def evaluate_constants(
         gm: The graph. It is changed.
         is_declined: Returns True if the engine would not take the call.
     """
-    known: dict[torch.fx.Node, Any] = {}
+    literals = filter(_is_literal, gm.graph.find_nodes(op="get_attr"))
+    known: dict[torch.fx.Node, Any] = {
+        node: attribute_at(gm, str(node.target)) for node in literals
+    }
     for node in list(gm.graph.nodes):
         if _is_empty(node):
             known[node] = _empty(node.meta["val"])
-        elif _is_literal(node):
-            known[node] = attribute_at(gm, str(node.target))
         elif _is_computed_from(node, known):
             known[node] = node
         is_known_call = node.op == "call_function" and node in known
@@ -96,9 +97,9 @@ def _is_empty(node: torch.fx.Node) -> bool:
 
 
 def _is_literal(node: torch.fx.Node) -> bool:
-    """True if the node is a tensor literal of the user's code, which is copied at every call."""
+    """True if a constant is a tensor literal of the user's code, which is copied at every call."""
     copies = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
-    return node.op == "get_attr" and copies.issuperset(user.target for user in node.users)
+    return copies.issuperset(user.target for user in node.users)
 
 
 def _empty(value: torch.Tensor) -> torch.Tensor:

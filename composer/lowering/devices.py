@@ -21,7 +21,8 @@ def devices_of(example_inputs: Iterable[Any]) -> list[torch.device]:
     """
     tensors = [each for each in example_inputs if isinstance(each, torch.Tensor)]
     with_dimensions = [tensor for tensor in tensors if tensor.dim()]
-    return [*dict.fromkeys(tensor.device for tensor in with_dimensions or tensors)]
+    counting = with_dimensions or tensors
+    return [*dict.fromkeys(tensor.device for tensor in counting)]
 
 
 def elsewhere(gm: torch.fx.GraphModule, home: torch.device) -> set[torch.fx.Node]:

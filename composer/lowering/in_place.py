@@ -37,7 +37,7 @@ from composer.graphs import low_precision
 from composer.graphs.nodes import are_static, drop_unread, is_pointwise, tensors_of
 from composer.lowering import rows
 from composer.lowering.aot import FunctionalGraph
-from composer.lowering.views import base_of, is_view
+from composer.lowering.views import base_of, has_memory, is_view, memory_of
 
 aten = torch.ops.aten
 
@@ -77,6 +77,9 @@ _COPIES = (
     aten.clone.default,
     aten.lift_fresh_copy.default,
 )
+
+_Places = tuple[torch.fx.Node, int]
+"""The indices of rows along one dimension, and the size of the dimension."""
 
 _BY_ENGINE = "composer_written_by_engine"
 """Key in a node's ``meta``: the node's result may use the memory of its first argument."""
@@ -128,12 +131,13 @@ def writable_inputs(graph: FunctionalGraph) -> list[Written]:
     inputs = graph.gm.graph.find_nodes(op="placeholder")
     (returned,) = graph.gm.graph.find_nodes(op="output")
     outputs = returned.args[0]
-    sharers = Counter(map(_memory, outputs))
+    nodes = [output for output in outputs if isinstance(output, torch.fx.Node)]
+    sharers = Counter(map(memory_of, filter(has_memory, nodes)))
     found: list[Written] = []
     for position, index in graph.written.items():
         source, value = inputs[index], outputs[position]
         writes = _writes_between(source, value)
-        if writes and sharers[_memory(value)] == 1:
+        if writes and sharers[memory_of(value)] == 1:
             found.append(Written(index, _is_large(source), writes))
     return found
 
@@ -144,28 +148,20 @@ def leave_to_engine(
     writes: Callable[[torch.fx.Node], bool],
     refused: Collection[torch.fx.Node],
 ) -> list[Written]:
-    """Mark the writes that an engine may do in place, whatever order it computes the graph in.
+    """Mark the writes that an engine may do in place, and return the inputs that it writes to.
 
-    Such a write puts rows along one dimension of a contiguous input. All sizes in the graph must be
-    known.
+    The engine may compute the graph in any order. Such a write puts rows along one dimension of a
+    contiguous input. All sizes in the graph must be known.
 
     Args:
         graph: The graph.
         inputs: Some of its :func:`writable_inputs`.
         writes: Returns True if the engine can do this call in place.
         refused: The calls that are left to torch.
-
-    Returns:
-        The inputs to which the engine may write.
     """
     if not all(map(_has_known_sizes, graph.gm.graph.nodes)):
         return []
-    candidates: dict[torch.fx.Node, tuple[Any, Written]] = {}
-    for written in inputs:
-        call = written.writes[0].call
-        places = _places_of(written) if writes(call) else None
-        if places is not None:
-            candidates[call] = places, written
+    candidates = _writes_of_rows(inputs, writes)
     is_cut = refused or low_precision.marked(graph.gm.graph)
     read = _inputs(graph) if is_cut else set[torch.fx.Node]()
     before, taken = list[torch.fx.Node](), list[Written]()
@@ -194,22 +190,18 @@ def rewritten(gm: torch.fx.GraphModule) -> dict[int, int]:
     inputs = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     (returned,) = gm.graph.find_nodes(op="output")
     rewritten: dict[int, int] = {}
-    for index, output in enumerate(returned.args[0]):
-        is_written = isinstance(output, torch.fx.Node) and _BY_ENGINE in output.meta
-        if is_written and output.args[0] in inputs:
-            rewritten[index] = inputs[output.args[0]]
+    for node in returned.all_input_nodes:
+        if _BY_ENGINE in node.meta and node.args[0] in inputs:
+            rewritten[returned.args[0].index(node)] = inputs[node.args[0]]
     return rewritten
 
 
 def put_in_place(
     graph: FunctionalGraph, inputs: Iterable[Written], refused: Collection[torch.fx.Node]
 ) -> None:
-    """Have torch write into these inputs, instead of making new tensors from them.
+    """Change the graph so that torch writes into these inputs, and makes no new tensors from them.
 
-    Args:
-        graph: The graph, which is changed.
-        inputs: Some of its :func:`writable_inputs`.
-        refused: The calls that are left to torch.
+    Each write waits for the calls before it that read an input or might raise.
     """
     writes = [write for written in inputs for write in written.writes]
     for write in writes:
@@ -226,7 +218,7 @@ def write_by(x: torch.Tensor, operator: Callable[..., Any], *args: Any, after: A
     raises it when it copies back.
 
     Args:
-        x: The tensor that is written to.
+        x: The tensor.
         operator: An operator that writes to its first argument.
         args: The operator's further arguments.
         after: Results of calls that must run first. They are not used.
@@ -241,10 +233,9 @@ def write_to_view(
     """Copy ``source`` into a view of ``x``, and return ``x``; otherwise like :func:`write_by`.
 
     Args:
-        x: The tensor that is written to.
+        x: The tensor.
         source: The values.
-        path: The chain of views that leads from ``x`` to the view. Each step is an operator and its
-            arguments.
+        path: The chain of views from ``x`` to the view, each an operator and its arguments.
         after: Results of calls that must run first. They are not used.
     """
     view = x.data
@@ -266,10 +257,23 @@ def _keep_order(
             waits = tuple(call for call in before if call not in ordered)
             for call in waits:
                 _add_sources(call, ordered)
-            node.kwargs = {"after": waits} if waits else {}
+            node.kwargs = {"after": waits}
             before = [node]
         elif _must_come_before(node, inputs, refused):
             before.append(node)
+
+
+def _writes_of_rows(
+    inputs: Iterable[Written], writes: Callable[[torch.fx.Node], bool]
+) -> dict[torch.fx.Node, tuple[_Places, Written]]:
+    """Return the calls that write rows and that the engine can do, with their places and inputs."""
+    found: dict[torch.fx.Node, tuple[_Places, Written]] = {}
+    for written in inputs:
+        call = written.writes[0].call
+        places = _places_of(written) if writes(call) else None
+        if places is not None:
+            found[call] = places, written
+    return found
 
 
 def _has_known_sizes(node: torch.fx.Node) -> bool:
@@ -277,14 +281,10 @@ def _has_known_sizes(node: torch.fx.Node) -> bool:
     return not is_symbol and all(are_static(tensor.shape) for tensor in tensors_of(node))
 
 
-def _places_of(written: Written) -> tuple[torch.fx.Node, int] | None:
-    """Return the places at which rows are put along one dimension, and the dimension's size.
-
-    ``None`` if an engine cannot do this write in place.
-    """
+def _places_of(written: Written) -> _Places | None:
+    """Return the places at which rows are put; ``None`` if no engine can do this in place."""
     write, *others = written.writes
-    is_of_rows = write.call.target is aten.index_put.default
-    if others or not is_of_rows or write.before.op != "placeholder":
+    if others or write.call.target is not aten.index_put.default:
         return None
     value = write.before.meta["val"]
     if not value.is_contiguous() or not value.is_floating_point():
@@ -351,14 +351,14 @@ def _must_come_before(
     return not inputs.isdisjoint(map(base_of, node.all_input_nodes)) or _may_raise(node, refused)
 
 
-def _writes_between(source: torch.fx.Node, value: Any) -> tuple[Write, ...]:
+def _writes_between(source: torch.fx.Node, value: torch.fx.Node) -> tuple[Write, ...]:
     """Return the chain of writes that turns ``source`` into ``value``, the last one first.
 
     Empty if a call that is not a write takes part.
     """
     writes: list[Write] = []
     while value is not source:
-        write = _write_of(value) if isinstance(value, torch.fx.Node) else None
+        write = _write_of(value)
         if write is None:
             return ()
         writes.append(write)
@@ -425,14 +425,6 @@ def _adds(call: torch.fx.Node) -> bool:
     """True if the call adds to the numbers at its places instead of replacing them."""
     is_of_rows = call.target is aten.index_put.default
     return is_of_rows and bool(_torch.operators.argument(call, "accumulate"))
-
-
-def _memory(value: Any) -> object:
-    """Return a key that is equal for values that may share memory."""
-    fake = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
-    if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
-        return _torch.tensors.storage_id(fake)
-    return object()
 
 
 def _is_large(placeholder: torch.fx.Node) -> bool:

@@ -20,13 +20,7 @@ _LEAST = 16
 
 
 def are_few(shape: Sequence[Any], dim: int, count: Any) -> bool:
-    """True if the rows at ``count`` places along a dimension are few and long.
-
-    Args:
-        shape: The shape of the tensor.
-        dim: The dimension.
-        count: The number of places.
-    """
+    """True if the rows at ``count`` places along a dimension of this shape are few and long."""
     if not are_static((*shape, count)):
         return False
     number, length = math.prod(shape[:dim]) * count, math.prod(shape[dim + 1 :])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Iterable, Set
 
@@ -11,7 +10,7 @@ import torch.fx
 
 from composer import _torch
 from composer.errors import refuse
-from composer.graphs.nodes import calls_of, is_pointwise
+from composer.graphs.nodes import call_behind, calls_of, is_pointwise
 from composer.records import Reason, Status
 
 
@@ -30,11 +29,11 @@ def give_returned_views_to_torch(gm: torch.fx.GraphModule) -> set[torch.fx.Node]
         Refusal: ``declined``, where outputs share memory otherwise than as views.
     """
     (returned,) = gm.graph.find_nodes(op="output")
-    outputs = [*filter(_has_memory, returned.all_input_nodes)]
-    inputs = [*filter(_has_memory, gm.graph.find_nodes(op="placeholder"))]
-    shared = Counter(map(_memory, {*inputs, *outputs}))
-    views = [n for n in outputs if shared[_memory(n)] > 1 or not is_dense(n.meta["val"])]
-    _decline_unless_views(views, {*map(_memory, inputs)})
+    outputs = [*filter(has_memory, returned.all_input_nodes)]
+    inputs = [*filter(has_memory, gm.graph.find_nodes(op="placeholder"))]
+    shared = Counter(map(memory_of, {*inputs, *outputs}))
+    views = [n for n in outputs if shared[memory_of(n)] > 1 or not is_dense(n.meta["val"])]
+    _decline_unless_views(views, {*map(memory_of, inputs)})
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in views:
         _copy_chain(node, returned, copies)
@@ -44,9 +43,7 @@ def give_returned_views_to_torch(gm: torch.fx.GraphModule) -> set[torch.fx.Node]
 
 def is_view(node: torch.fx.Node) -> bool:
     """True if the result is a view of the first argument, or one item of a list of views."""
-    if node.target is operator.getitem:
-        return isinstance(node.args[0], torch.fx.Node) and is_view(node.args[0])
-    return node.op == "call_function" and _torch.operators.is_view(node.target)
+    return _torch.operators.is_view(call_behind(node).target)
 
 
 _READ_MEMORY = {"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter"}
@@ -151,7 +148,7 @@ def _decline_unless_views(outputs: Iterable[torch.fx.Node], inputs: Set[int]) ->
     """
     bases: dict[int, torch.fx.Node] = {}
     for node in outputs:
-        base, memory = base_of(node), _memory(node)
+        base, memory = base_of(node), memory_of(node)
         is_of_input = base.op == "placeholder"
         if not is_of_input and (memory in inputs or bases.setdefault(memory, base) is not base):
             what = "outputs share memory, with an input or each other, otherwise than as views"
@@ -171,10 +168,12 @@ def base_of(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-def _memory(node: torch.fx.Node) -> int:
+def memory_of(node: torch.fx.Node) -> int:
+    """Return a number that is equal for nodes that share memory; see :func:`has_memory`."""
     return _torch.tensors.storage_id(node.meta["val"])
 
 
-def _has_memory(node: torch.fx.Node) -> bool:
+def has_memory(node: torch.fx.Node) -> bool:
+    """True if the node is one strided tensor."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.layout is torch.strided

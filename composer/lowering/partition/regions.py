@@ -50,8 +50,8 @@ one. To be removed with https://github.com/pytorch/pytorch/issues/198118.
 _OF_RNN = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
 """Operators that read a workspace that AOTAutograd's graphs do not keep.
 
-With another workspace such an operator ends the process. ``aot_eager`` and Inductor raise at the
-call (torch 2.13, with Dynamo's ``allow_rnn``).
+With another workspace such an operator ends the process (torch 2.13, with Dynamo's ``allow_rnn``).
+To be removed with https://github.com/pytorch/pytorch/pull/185163.
 """
 
 _COMPUTING_NOTHING = (
@@ -171,7 +171,7 @@ def split(
     refused = _refused_calls(graph, why_not)
     by_engine, by_torch = _divide_writes(graph, refused, writes)
     written = tuple(each.at for each in (*by_engine, *by_torch))
-    writes_of_torch = {call for each in by_torch for call in each.calls}
+    writes_of_torch = set[torch.fx.Node]().union(*(each.calls for each in by_torch))
     refused |= dict.fromkeys(writes_of_torch, in_place.WHY)
     left = _described(filter(is_compute, refused), refused)  # before the calls are changed
     in_place.put_in_place(graph, by_torch, refused)
@@ -226,12 +226,13 @@ def _divide_writes(
     if the engine would otherwise have nothing to compute.
     """
     inputs = in_place.writable_inputs(graph)
-    free = [each for each in inputs if each.calls.isdisjoint(refused)]
+    by_torch = [written for written in inputs if not written.calls.isdisjoint(refused)]
+    free = [written for written in inputs if written not in by_torch]
     by_engine = in_place.leave_to_engine(graph, free, writes, refused)
-    others = [each for each in inputs if each not in by_engine]
+    copied = [written for written in free if written not in by_engine]
     compute = {*filter(is_compute, calls_of(graph.gm))}
-    has_work = bool(compute.difference(refused, *(each.calls for each in others)))
-    by_torch = [each for each in others if each not in free or (each.is_large and has_work)]
+    if compute.difference(refused, *(written.calls for written in (*by_torch, *copied))):
+        by_torch += [written for written in copied if written.is_large]
     return by_engine, by_torch
 
 
@@ -245,10 +246,10 @@ def _calls_of_torch(
 
 
 def is_compute(node: torch.fx.Node) -> bool:
-    """True if the node computes new tensors: no view, no arithmetic on sizes, no assertion."""
-    if node.op != "call_function" or node.target in _COMPUTING_NOTHING or is_view(node):
+    """True if a call computes new tensors: no view, no arithmetic on sizes, no assertion."""
+    if node.target in _COMPUTING_NOTHING or is_view(node):
         return False
-    return draws(node) or any(True for _ in tensors_of(node))
+    return draws(node) or bool([*tensors_of(node)])
 
 
 def is_complex(node: torch.fx.Node) -> bool:
@@ -272,12 +273,13 @@ def alone(node: torch.fx.Node) -> Region:
     for index, source in enumerate(node.all_input_nodes):
         copies[source] = graph.placeholder(f"arg{index}")
         copies[source].meta["val"] = source.meta["val"]
-    parts = [user for user in node.users if user.target is operator.getitem]
-    for each in (node, *parts):
-        args, kwargs = map_arg((each.args, each.kwargs), copies.__getitem__)
-        copies[each] = graph.call_function(cast(Any, each.target), args, kwargs)
-        copies[each].meta.update(each.meta)
-    graph.output(tuple(copies[each] for each in parts or (node,)))
+    items = [user for user in node.users if user.target is operator.getitem]
+    for call in (node, *items):
+        args, kwargs = map_arg((call.args, call.kwargs), copies.__getitem__)
+        copies[call] = graph.call_function(cast(Any, call.target), args, kwargs)
+        copies[call].meta.update(call.meta)
+    results = items or [node]
+    graph.output(tuple(map(copies.__getitem__, results)))
     return Region(torch.fx.GraphModule(torch.nn.Module(), graph), {}, {}, {})
 
 
@@ -362,16 +364,15 @@ def _partition(
     gm: torch.fx.GraphModule, outside: set[torch.fx.Node]
 ) -> list[dict[torch.fx.Node, Any]]:
     """Return the nodes of each region, without the regions that compute nothing."""
-
-    def is_inside(_: object, node: torch.fx.Node) -> bool:
-        return node.op == "call_function" and outside.isdisjoint((node, call_behind(node)))
-
+    inside = dict.fromkeys(
+        node for node in calls_of(gm) if outside.isdisjoint((node, call_behind(node)))
+    )
     (returned,) = gm.graph.find_nodes(op="output")
     users = {user for node in outside for user in node.users}
     if users <= outside | {returned}:  # only the tail is torch's: there is no cut to find
-        regions = [dict.fromkeys(node for node in calls_of(gm) if is_inside(gm, node))]
+        regions = [inside]
     else:
-        support = create_op_support(is_inside)
+        support = create_op_support(lambda _, node: node in inside)
         partitioner = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
         regions = [partition.nodes for partition in partitioner.propose_partitions()]
     return [region for region in regions if any(map(is_compute, region))]
@@ -439,7 +440,7 @@ def _described(
     lines: dict[str, str] = {}
     for node in nodes:
         lines.setdefault(f"{node.target} ({refused[node]})", source_line(node))
-    return tuple(f"{what}{place}" for what, place in sorted(lines.items()))
+    return tuple(f"{line}{place}" for line, place in sorted(lines.items()))
 
 
 def source_line(node: torch.fx.Node) -> str:

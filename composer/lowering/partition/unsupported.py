@@ -21,6 +21,7 @@ from composer import _torch
 from composer.graphs.nodes import are_static, is_pointwise, tensors_of, value_of
 from composer.lowering.operators import operators
 from composer.lowering.operators.entry import Operators, Rule, operands_of
+from composer.lowering.partition.regions import seen_by
 from composer.lowering.views import base_of, is_dense, is_returned, is_view, reads_memory
 
 aten = torch.ops.aten
@@ -35,9 +36,7 @@ _INEXACT_CONSTANTS = (
 def why_unsupported(node: torch.fx.Node, dialect: Operators) -> str | None:
     """Return why the translation of this call would differ from eager; ``None`` if it would not.
 
-    Args:
-        node: The call.
-        dialect: The engine's entries.
+    ``dialect`` has the engine's entries.
     """
     rules = (*_rules_of(node.target, operators()), *_rules_of(node.target, dialect), *_OF_ALL)
     for rule in rules:
@@ -69,7 +68,7 @@ def _double_precision(node: torch.fx.Node) -> str | None:
     Translations write all of these as float32. The dtypes of the operands count as well as that of
     the result: in a comparison, only the operands are float64.
     """
-    if not any(value.dtype is torch.float64 for value in (*tensors_of(node), *operands_of(node))):
+    if torch.float64 not in {tensor.dtype for tensor in seen_by(node)}:
         return None
     if any(isinstance(value_of(each), torch.SymFloat) for each in node.all_input_nodes):
         return "float64 is computed with a symbol of float32"
