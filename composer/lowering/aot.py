@@ -309,11 +309,6 @@ def _or_of_nothing(
     Engines differ in what they do with empty tensors, and there is no time to gain. OpenVINO 2026.4
     ends the process (openvinotoolkit/openvino#37966). For a size that is not unbacked, the graph's
     guards tell if it is zero.
-
-    Args:
-        engine: The compiled graph.
-        plain: The functional graph, run by torch.
-        unbacked: Positions of the inputs with unbacked sizes.
     """
 
     def run(*args: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 
 from composer import _torch
 from composer.graphs.nodes import are_static, attribute_at, call_behind, drop_unread
-from composer.lowering.views import is_dense, is_returned
+from composer.lowering.views import has_memory, is_dense, is_returned
 
 aten = torch.ops.aten
 
@@ -88,12 +88,12 @@ def _constant(
 
 def _is_empty(node: torch.fx.Node) -> bool:
     """True if the node is one strided tensor without elements, of static sizes and strides."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or node.op not in ("placeholder", "call_function"):
+    if not has_memory(node) or node.op not in ("placeholder", "call_function"):
         return False
-    if value.layout is not torch.strided or _torch.operators.has_effect(call_behind(node).target):
-        return False
-    return are_static((*value.shape, *value.stride())) and 0 in value.shape
+    value = node.meta["val"]
+    if not are_static((*value.shape, *value.stride())):
+        return False  # before a question that would add a guard
+    return 0 in value.shape and not _torch.operators.has_effect(call_behind(node).target)
 
 
 def _is_literal(node: torch.fx.Node) -> bool:

@@ -348,7 +348,8 @@ def _must_come_before(
     """True if the node is a call that reads one of these inputs, or that might raise."""
     if node.op != "call_function" or is_view(node):
         return False
-    return not inputs.isdisjoint(map(base_of, node.all_input_nodes)) or _may_raise(node, refused)
+    reads_input = not inputs.isdisjoint(map(base_of, node.all_input_nodes))
+    return reads_input or _may_raise(node, refused)
 
 
 def _writes_between(source: torch.fx.Node, value: torch.fx.Node) -> tuple[Write, ...]:
@@ -373,9 +374,8 @@ def _write_of(value: torch.fx.Node) -> Write | None:
     if value.target not in _TWINS or _adds(value) or value.kwargs:
         return None
     before, *args = value.args
-    if not isinstance(before, torch.fx.Node) or [*before.users] != [value]:
-        return None
-    if before in _torch.tensors.flatten(args)[0]:
+    others, _ = _torch.tensors.flatten(args)
+    if not isinstance(before, torch.fx.Node) or before in others or len(before.users) > 1:
         return None
     return Write(value, before, write_by, (_TWINS[value.target], *args))
 
@@ -390,9 +390,10 @@ def _write_by_views(value: torch.fx.Node) -> Write | None:
     before = value.all_input_nodes[0]
     path, parts, views, step = list[Any](), {value}, [before], value
     while step.target in _VIEWS:
-        path.append(_shown(step))
-        views = [user for view in views for user in view.users if _shown(user) == path[-1]]
-        views = [view for view in views if view.target in _WHERE]
+        shown = _shown(step)
+        path.append(shown)
+        users = [user for view in views for user in view.users]
+        views = [user for user in users if user.target is shown[0] and _shown(user) == shown]
         parts.update(views)
         source: Any = step.args[1]
         if not _writes_to_one_of(views, source):
@@ -400,8 +401,8 @@ def _write_by_views(value: torch.fx.Node) -> Write | None:
         parts.add(source)
         step, source = source, source.args[1]
     replaced = {before, *parts} - {value}
-    users = {user for node in replaced for user in node.users}
-    if source in replaced or not users <= parts:
+    readers = {user for node in replaced for user in node.users}
+    if source in replaced or not readers <= parts:
         return None
     return Write(value, before, write_to_view, (source, tuple(path)))
 

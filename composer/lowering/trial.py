@@ -37,7 +37,7 @@ def try_once(
         written: Positions of the inputs that ``compiled`` writes to. It gets copies of these.
 
     Raises:
-        Refusal: the run fails, or an output has another shape or dtype than eager's.
+        Refusal: The run fails, or an output has another shape or dtype than eager's.
     """
     args = graph.example_args
     if graph.kind is GraphKind.BACKWARD:
@@ -61,8 +61,9 @@ def try_once(
 
 
 def _with_copies(args: Sequence[Any], written: Collection[int]) -> Sequence[Any]:
-    others = frozenset(range(len(args))) - {*written}
-    return clones.copy_inputs(args, others) if written else args
+    if not written:
+        return args
+    return clones.copy_inputs(args, keep=frozenset(range(len(args))) - {*written})
 
 
 def _fits(got: torch.Tensor, sizes: Sequence[int | None], dtype: torch.dtype) -> bool:

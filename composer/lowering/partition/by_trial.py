@@ -21,6 +21,7 @@ from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.export.origins import mark_origins, origin_of, origins_of
 from composer.lowering.export.plain import PlainOnnx
+from composer.lowering.operators.entry import Rule
 from composer.lowering.partition.regions import Region, Split, split
 from composer.records import Reason, Status
 
@@ -47,7 +48,7 @@ class Partition(Generic[M]):
 def partition_by_trial(
     graph: FunctionalGraph,
     reader: str,
-    why_not: Callable[[torch.fx.Node], str | None],
+    why_not: Rule,
     read: Read[M],
     *,
     writes: Callable[[torch.fx.Node], bool] = in_place.never,
@@ -92,7 +93,7 @@ def asking_each_call(
     graph: FunctionalGraph,
     read: Read[M],
     reasons: Collection[Reason],
-    why_alone: Callable[[torch.fx.Node], str | None],
+    why_alone: Rule,
 ) -> Read[M]:
     """Extend ``read``: where a region is refused whole, ask about each of its calls alone.
 
@@ -119,9 +120,7 @@ def asking_each_call(
     return read_or_ask
 
 
-def _refused_alone(
-    calls: Iterable[torch.fx.Node], why_alone: Callable[[torch.fx.Node], str | None]
-) -> dict[str, str]:
+def _refused_alone(calls: Iterable[torch.fx.Node], why_alone: Rule) -> dict[str, str]:
     """Return the names of the calls that are refused alone, with the reasons."""
     refused: dict[str, str] = {}
     for node in calls:
@@ -132,15 +131,12 @@ def _refused_alone(
 
 
 def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict[str, str]:
-    """Trace a reader's refusals from nodes of the model back to nodes of the functional graph.
+    """Return the reasons of a reader's refusals by name of the functional graph's nodes.
 
     Args:
         plain: The model that was read.
         region: The region that the model was made from.
         why: The reasons of the refusals, by index of the model's nodes.
-
-    Returns:
-        The reasons of the refusals, by name of the functional graph's nodes.
 
     Raises:
         Refusal: ``declined``, where none of the refused nodes comes from a node of the graph.

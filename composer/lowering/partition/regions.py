@@ -31,7 +31,7 @@ from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
 from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.devices import WHY, elsewhere
-from composer.lowering.operators.entry import operands_of
+from composer.lowering.operators.entry import Rule, operands_of
 from composer.lowering.views import decline_unsure_memory, give_returned_views_to_torch, is_view
 from composer.records import Reason, Status
 
@@ -148,7 +148,7 @@ class Split:
 
 def split(
     graph: FunctionalGraph,
-    why_not: Callable[[torch.fx.Node], str | None],
+    why_not: Rule,
     *,
     writes: Callable[[torch.fx.Node], bool] = in_place.never,
 ) -> Split:
@@ -199,9 +199,7 @@ def _decline_impossible(gm: torch.fx.GraphModule) -> None:
     decline_unsure_memory(gm)
 
 
-def _refused_calls(
-    graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
-) -> dict[torch.fx.Node, str]:
+def _refused_calls(graph: FunctionalGraph, why_not: Rule) -> dict[torch.fx.Node, str]:
     """Return the calls that the engine cannot take, with the reasons."""
     foreign = elsewhere(graph.gm, graph.device)
     refused: dict[torch.fx.Node, str] = {}
@@ -225,9 +223,10 @@ def _divide_writes(
     since the copies would take longer than cutting the graph. A large input stays with the engine
     if the engine would otherwise have nothing to compute.
     """
-    inputs = in_place.writable_inputs(graph)
-    by_torch = [written for written in inputs if not written.calls.isdisjoint(refused)]
-    free = [written for written in inputs if written not in by_torch]
+    by_torch, free = list[in_place.Written](), list[in_place.Written]()
+    for written in in_place.writable_inputs(graph):
+        is_free = written.calls.isdisjoint(refused)
+        (free if is_free else by_torch).append(written)
     by_engine = in_place.leave_to_engine(graph, free, writes, refused)
     copied = [written for written in free if written not in by_engine]
     compute = {*filter(is_compute, calls_of(graph.gm))}
