@@ -185,7 +185,7 @@ def compile_functional(
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """What is known of a captured graph when AOTAutograd makes functional graphs of it.
+    """A captured graph, of which AOTAutograd makes functional graphs.
 
     Attributes:
         inputs: AOTAutograd's inputs: the graph's own tensors, and then the example inputs.
@@ -206,11 +206,10 @@ class _Captured:
         has_all_inputs = kind is not GraphKind.BACKWARD and len(fakes) == len(self.inputs)
         is_whole_inference = kind is GraphKind.INFERENCE and has_all_inputs
         read = statistics(gm)
-        weights: dict[int, torch.Tensor] = {}
-        witnesses: dict[int, torch.Tensor] = {}
-        if self.freezes and is_whole_inference and not torch.is_grad_enabled():
-            unfit = _torch.aot.mutated_inputs() | _dynamic(fakes)
-            weights, witnesses = bindable(self.inputs, self.owners, unfit, read)
+        unfit = _torch.aot.mutated_inputs() | _dynamic(fakes)
+        binds = self.freezes and is_whole_inference and not torch.is_grad_enabled()
+        owners = self.owners if binds else {}
+        weights, witnesses = bindable(self.inputs, owners, unfit, read)
         return FunctionalGraph(
             gm,
             kind,
@@ -252,7 +251,9 @@ def through_aot(
     def compile_one(
         kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
-        _note_numbers(functional, fakes)
+        placeholders = functional.graph.find_nodes(op="placeholder")
+        for node, fake in zip(placeholders, fakes, strict=True):
+            node.meta.setdefault("val", fake)  # AOTAutograd (torch 2.13) leaves out plain numbers
         inference = kind is GraphKind.INFERENCE
         if inference:
             run_all(Stage.JOINT, functional, inference=True)
@@ -275,12 +276,6 @@ def through_aot(
         partition=partition,
         decompositions=decompositions,
     )
-
-
-def _note_numbers(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> None:
-    """Set ``meta["val"]`` of each input; AOTAutograd (torch 2.13) leaves out plain numbers."""
-    for node, fake in zip(functional.graph.find_nodes(op="placeholder"), fakes, strict=True):
-        node.meta.setdefault("val", fake)
 
 
 def _unbacked(fakes: Sequence[Any]) -> tuple[int, ...]:
@@ -438,8 +433,8 @@ def bindable(
 
 def _dynamic(fakes: Sequence[Any]) -> frozenset[int]:
     """Return the positions of tensors with a dynamic size."""
-    tensors = ((i, fake) for i, fake in enumerate(fakes) if isinstance(fake, torch.Tensor))
-    return frozenset(i for i, fake in tensors if not are_static(fake.shape))
+    shapes = [getattr(fake, "shape", ()) for fake in fakes]
+    return frozenset(i for i, shape in enumerate(shapes) if not are_static(shape))
 
 
 def any_fake(values: Sequence[Any]) -> bool:

@@ -26,14 +26,10 @@ _MEMORY = aten.empty_permuted.default
 def evaluate_constants(
     gm: torch.fx.GraphModule, is_declined: Callable[[torch.fx.Node], bool]
 ) -> None:
-    """Replace declined calls by their results, where the result is always the same.
+    """Replace the calls that an engine declines by their results, where these are always the same.
 
-    The result is always the same if the call has no operands, if it has no elements, or if every
+    A result is always the same if the call has no operands, if it has no elements, or if every
     operand is a literal, such a result, or an input without elements. Shapes must be static.
-
-    Args:
-        gm: The graph. It is changed.
-        is_declined: Returns True if the engine would not take the call.
     """
     literals = filter(_is_literal, gm.graph.find_nodes(op="get_attr"))
     known: dict[torch.fx.Node, Any] = {

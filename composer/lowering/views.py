@@ -15,15 +15,12 @@ from composer.records import Reason, Status
 
 
 def give_returned_views_to_torch(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """Give returned views nodes of their own, which torch runs.
+    """Give returned views nodes of their own, which torch runs, and return these nodes.
 
     These are the views that share memory with another output or an input, and those that have gaps.
     Each chain of views is copied, from its base on, so that torch can run the copy on the engine's
     result or on the input. Memory, strides and offsets are then as in eager mode, for all shapes.
     Calls of the graph that read these views keep reading the original nodes.
-
-    Returns:
-        The new nodes, which an engine must not take.
 
     Raises:
         Refusal: ``declined``, where outputs share memory otherwise than as views.
@@ -63,9 +60,7 @@ def decline_unsure_memory(gm: torch.fx.GraphModule) -> None:
 
     For some operators, torch's fake tensors have other strides than the results of the kernels
     (torch 2.13). Examples are ``roll`` and ``channel_shuffle`` of a tensor that is not row-major
-    (pytorch/pytorch#174963). The strides are taken as known for the result of a product or a
-    reduction, which is always row-major, and of an elementwise operation on dense operands. For any
-    other operator, all operands have to be row-major.
+    (pytorch/pytorch#174963).
 
     Raises:
         Refusal: ``declined``, where memory of unknown strides is read.
@@ -89,7 +84,10 @@ def _fixes_strides(node: torch.fx.Node) -> bool:
 
 
 def _predicts_strides(node: torch.fx.Node) -> bool:
-    """True if torch's fake tensors have the strides of the kernel's result for these operands."""
+    """True if torch's fake tensors have the strides of the kernel's result for these operands.
+
+    They do for elementwise operators on dense operands, and for any operator on row-major ones.
+    """
     values = [source.meta.get("val") for source in node.all_input_nodes]
     operands = [value for value in values if isinstance(value, torch.Tensor)]
     if not all(map(is_dense, operands)):

@@ -31,11 +31,9 @@ def keep_dimensions(gm: torch.fx.GraphModule) -> None:
     for product in gm.graph.find_nodes(op="call_function", target=aten.bmm.default):
         left, right = product.args
         a, b = _unflattened(left), _unflattened(right)
-        outer = _sizes(a)[:-2], _sizes(b)[:-2]
-        keeps_matrices = are_same_sizes(
-            _sizes(a)[-2:] + _sizes(b)[-2:], _sizes(left)[-2:] + _sizes(right)[-2:]
-        )
-        if keeps_matrices and are_same_sizes(*outer):
+        matrices = _sizes(a)[-2:] + _sizes(b)[-2:]
+        keeps_matrices = are_same_sizes(matrices, _sizes(left)[-2:] + _sizes(right)[-2:])
+        if keeps_matrices and are_same_sizes(_sizes(a)[:-2], _sizes(b)[:-2]):
             _replace_views(product, a, b)
     drop_unread(gm.graph)
 

@@ -56,12 +56,8 @@ class Whole:
     def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> None:
         """Keep the graph's model, if a call of the graph is one call of an engine.
 
-        To be called while AOTAutograd compiles the graph.
-
-        Args:
-            graph: The functional graph.
-            parts: The functional graph, cut into regions.
-            models: The models of the regions.
+        To be called while AOTAutograd compiles the graph. ``parts`` are the functional graph's
+        regions, and ``models`` their models.
         """
         if not self._is_all(graph, parts, models):
             return

@@ -342,8 +342,8 @@ def draws(node: torch.fx.Node) -> bool:
 def graphs_in(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
     """Return the graphs that a call has as operands, such as the branches of ``torch.cond``."""
     owner = node.graph.owning_module
-    names = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
-    values = [attribute_at(owner, name) for name in names]
+    constants = [source for source in node.all_input_nodes if source.op == "get_attr"]
+    values = [attribute_at(owner, str(constant.target)) for constant in constants]
     return [value for value in values if isinstance(value, torch.fx.GraphModule)]
 
 
