@@ -86,7 +86,7 @@ class BuildFacts:
         self.taken += taken
         self.total += total
         self.coverage = self.taken / self.total if self.total else None
-        self.left_to_torch += [line for line in left if line not in self.left_to_torch]
+        self.left_to_torch = [*dict.fromkeys([*self.left_to_torch, *left])]
 
     def add(self, others: BuildFacts) -> None:
         """Add the facts of another graph of the same build, or later facts of the same graph."""

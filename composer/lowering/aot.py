@@ -368,33 +368,26 @@ def decline_special_tensors(values: Iterable[Any]) -> None:
     for value in values:
         if _torch.fakes.is_users_fake(value):
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, "one of its tensors is fake: no data")
-        if isinstance(value, torch.Tensor) and not _is_plain(value):
-            name = "Tensor" if type(value) in _torch.tensors.PLAIN_TENSORS else type(value).__name__
-            kind = f"{name}, {value.dtype}, {value.layout}{_lazily(value)}"
+        kind = _special_kind(value) if isinstance(value, torch.Tensor) else ""
+        if kind:
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, f"one of its tensors is a {kind}")
 
 
-def _is_plain(value: torch.Tensor) -> bool:
-    return (
-        type(value) in _torch.tensors.PLAIN_TENSORS
-        and value.layout is torch.strided
-        and not value.is_quantized
-        and not value.dtype.is_complex
-        and not _lazily(value)
-    )
+def _special_kind(value: torch.Tensor) -> str:
+    """Return words for a tensor that is not plain dense memory; empty for a plain one.
 
-
-def _lazily(value: torch.Tensor) -> str:
-    """Return words for a value that torch computes when it reads the tensor; empty otherwise.
-
-    The memory of such a tensor does not hold its value. A subclass is not asked, since its methods
-    may do anything.
+    The memory of a lazy tensor does not hold its value. The methods of a subclass may do anything,
+    so they are not called.
     """
+    kind = f"{value.dtype}, {value.layout}"
     if type(value) not in _torch.tensors.PLAIN_TENSORS:
-        return ""
+        return f"{type(value).__name__}, {kind}"
     if value.is_neg():
-        return ", negated lazily"
-    return ", zero without memory" if value._is_zerotensor() else ""
+        return f"Tensor, {kind}, negated lazily"
+    if value._is_zerotensor():
+        return f"Tensor, {kind}, zero without memory"
+    is_dense = value.layout is torch.strided and not value.is_quantized
+    return "" if is_dense and not value.dtype.is_complex else f"Tensor, {kind}"
 
 
 def bindable(
