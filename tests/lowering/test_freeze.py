@@ -16,6 +16,7 @@ from weight_changes import CHANGES, assign_data, load_state_dict, update_in_plac
 import composer
 from composer import _torch
 from composer.backends import inductor_freezing
+from composer.lowering.weights.samples import Samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_no_grad")]
 
@@ -51,8 +52,12 @@ def frozen() -> int | None:
         ("openvino", False),
     ],
 )
-def test_weights_are_read_at_every_call_unless_they_are_taken_in(engine: str, freeze) -> None:
+def test_weights_are_read_at_every_call_unless_they_are_taken_in(
+    monkeypatch: pytest.MonkeyPatch, engine: str, freeze
+) -> None:
     """ONNX engines take them in unless told not to, Inductor only when told to."""
+    # On a loaded machine the comparison of some elements may come before the second call.
+    monkeypatch.setattr(Samples, "is_due", lambda self: False)
     if engine == "openvino" and importlib.util.find_spec("openvino") is None:
         pytest.skip("openvino is not installed")
     model, x = two_linears(), torch.randn(3, 8)
