@@ -48,7 +48,7 @@ class FakeBackend:
         self.compiles = 0
         self.calls = 0
         self._strike_compile: Callable[..., Any] = lambda *_: faults.GO_ON
-        self._strike_call: Callable[..., Any] = faults.run_honest
+        self._strike_call: Callable[..., Any] | None = None
         if at is None and self.fault in faults.WHILE_COMPILING:
             self._strike_compile = faults.WHILE_COMPILING[self.fault]
         elif self.fault in faults.AT_CALLS:
@@ -76,7 +76,7 @@ class FakeBackend:
 
         def run(*args: Any) -> Any:
             self.calls += 1
-            if next(numbers) < first_faulty:
+            if self._strike_call is None or next(numbers) < first_faulty:
                 return honest(*args)
             return self._strike_call(self, honest, args)
 
