@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from composer._torch.fakes import forget_met, mode_of_compile, symbolic_context
-from composer._torch.modes import is_functorchs
+from composer._torch.modes import belongs_to_functorch
 from composer._torch.sources import lazily
 
 
@@ -30,7 +30,7 @@ def is_canonical(target: Any) -> bool:
     """True if :func:`capture_aten` keeps the meaning of a call of this function."""
     if isinstance(target, HigherOrderOperator):
         return target is torch.ops.higher_order.cond
-    return not is_functorchs(target)
+    return not belongs_to_functorch(target)
 
 
 def _is_static(symbolic: Any) -> bool:

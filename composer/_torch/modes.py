@@ -50,14 +50,15 @@ def float32_precision() -> tuple[str, ...]:
     """The precisions in which torch computes float32.
 
     Returns:
-        The word for matrix products (``torch.get_float32_matmul_precision``), then each newer
-        setting. The word is empty if none stands for the newer settings; torch raises in that case.
+        The precision of matrix products (``"highest"``, ``"high"`` or ``"medium"``), then each
+        newer setting. The first is empty if it cannot express the newer settings. Then
+        ``torch.get_float32_matmul_precision`` raises.
     """
     try:
-        word = torch.get_float32_matmul_precision()
+        of_products = torch.get_float32_matmul_precision()
     except RuntimeError:
-        word = ""
-    return word, *_newer_settings()
+        of_products = ""
+    return of_products, *_newer_settings()
 
 
 _PRECISION = "telling the newer settings of float32 apart (torch.backends.*.fp32_precision)"
@@ -74,10 +75,11 @@ def _set_newer_settings(settings: Sequence[str]) -> None:
         torch._C._set_fp32_precision_setter(*names, setting)
 
 
-def set_float32_precision(given: Sequence[str]) -> None:
+def set_float32_precision(precisions: Sequence[str]) -> None:
     """Set the precisions of float32 to those that :func:`float32_precision` has returned."""
-    word, *settings = given
-    torch.set_float32_matmul_precision(word or "highest")  # torch's default
+    of_products, *settings = precisions
+    # Setting it changes the newer settings as well, which are then set to their exact values.
+    torch.set_float32_matmul_precision(of_products or "highest")
     _set_newer_settings(settings)
 
 
@@ -117,14 +119,14 @@ def changes_state(target: Any) -> bool:
 _FUNCTORCH = ("torch._functorch", "torch._C._functorch", "torch.autograd", "torch._C._autograd")
 
 
-def is_functorchs(target: Any) -> bool:
+def belongs_to_functorch(target: Any) -> bool:
     """True if a function belongs to ``torch.autograd`` or to what ``torch.func`` is made of."""
     return str(getattr(target, "__module__", "")).startswith(_FUNCTORCH)
 
 
 def sets_modes(target: Any) -> bool:
-    """True if a graph's node may set a mode that :func:`modes_put_back` puts back."""
-    return changes_state(target) or is_functorchs(target)
+    """True if a graph's node may set a mode that :func:`restored_modes` puts back."""
+    return changes_state(target) or belongs_to_functorch(target)
 
 
 def _leave_inference_modes(error: BaseException) -> None:
@@ -172,27 +174,31 @@ class _Autocast:
 
 @optional(
     "putting back the modes that a graph had set when it raised",
-    *(f"torch._C:{each}" for each in ("_InferenceMode", "_ForceDispatchKeyGuard")),
-    *(f"torch._C:_dispatch_tls_local_{each}_set" for each in ("include", "exclude")),
-    *(f"torch._C:{each}" for each in ("_exit_dual_level", "_set_grad_enabled")),
-    *(f"torch._C:{each}" for each in ("_is_fwd_grad_enabled", "_set_fwd_grad_enabled")),
+    "torch._C:_InferenceMode",
+    "torch._C:_ForceDispatchKeyGuard",
+    "torch._C:_dispatch_tls_local_include_set",
+    "torch._C:_dispatch_tls_local_exclude_set",
+    "torch._C:_exit_dual_level",
+    "torch._C:_set_grad_enabled",
+    "torch._C:_is_fwd_grad_enabled",
+    "torch._C:_set_fwd_grad_enabled",
     "torch._C._functorch:get_dynamic_layer_stack_depth",
     "torch._C._functorch:pop_dynamic_layer_stack",
     "torch._C._autograd:_saved_tensors_hooks_get_disabled_error_message",
     without=contextlib.nullcontext,
 )
 @contextlib.contextmanager
-def modes_put_back() -> Iterator[None]:
-    """Put back the modes that a graph had set when it raised.
+def restored_modes() -> Iterator[None]:
+    """Restore the modes of the program if a graph raises after it has set other modes.
 
-    A captured graph sets grad mode, autocast and the levels of ``torch.func`` by calls like any
-    other, with no ``finally`` for what lies between. So does ``torch.compile`` (2.13) for the
-    program, but for grad mode and the saving of tensors, once its call is over.
+    A captured graph sets grad mode, autocast and the levels of ``torch.func`` by ordinary calls,
+    without a ``finally`` that restores them. After a graph has raised, ``torch.compile`` (2.13)
+    itself restores only grad mode and the hooks of saved tensors.
     """
     from torch._C import _functorch
 
-    asked: Any = torch._C._autograd
-    refusal = asked._saved_tensors_hooks_get_disabled_error_message()
+    autograd: Any = torch._C._autograd
+    hooks_disabled_by = autograd._saved_tensors_hooks_get_disabled_error_message()
     depth = _functorch.get_dynamic_layer_stack_depth()
     within_dual_level = is_forward_mode()
     grad, forward = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
@@ -206,16 +212,17 @@ def modes_put_back() -> Iterator[None]:
                 _leave_inference_modes(error)
             autocast.put_back()
             while _functorch.get_dynamic_layer_stack_depth() > depth:
-                _functorch.pop_dynamic_layer_stack()  # torch 2.11 pops too many down to a depth
+                # One at a time: torch's function that pops down to a depth pops too many in 2.11.
+                _functorch.pop_dynamic_layer_stack()
             if not within_dual_level:
-                with contextlib.suppress(RuntimeError):  # where the graph has entered none
+                with contextlib.suppress(RuntimeError):  # raised if the graph has entered no level
                     torch._C._exit_dual_level(level=0)
             torch._C._set_grad_enabled(grad)
             torch._C._set_fwd_grad_enabled(forward)
-            if refusal is None:
-                asked._saved_tensors_hooks_enable()
+            if hooks_disabled_by is None:
+                autograd._saved_tensors_hooks_enable()
             else:
-                asked._saved_tensors_hooks_disable(refusal)
+                autograd._saved_tensors_hooks_disable(hooks_disabled_by)
             raise
 
 
@@ -267,17 +274,17 @@ def is_watched() -> bool:
     "torch._C._autograd:_top_saved_tensors_default_hooks",
     without=contextlib.nullcontext,
 )
-def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
+def without_save_hooks() -> contextlib.AbstractContextManager[Any]:
     """Hide what autograd saves from the hooks of a checkpoint, which counts saved tensors.
 
-    The tensors are saved detached. Otherwise a result that its own operation saves would keep
-    itself alive for good, as torch's documentation of the hooks warns. If no hooks are set, this
-    function sets none, because ``torch.func`` refuses to differentiate where hooks are set. Torch
-    has no public way to ask whether hooks are set, or may be set.
+    The tensors are saved detached. Otherwise an output that its own ``grad_fn`` saves would be part
+    of a reference cycle and never be freed, as torch's documentation of the hooks warns. If no
+    hooks are set, this function sets none, because ``torch.func`` refuses to differentiate while
+    hooks are set. Torch has no public way to ask whether hooks are set, or may be set.
     """
-    asked: Any = torch._C._autograd  # torch's stub leaves these out
-    allowed = asked._saved_tensors_hooks_is_enabled()
-    if not allowed or asked._top_saved_tensors_default_hooks(True) is None:
+    autograd: Any = torch._C._autograd  # torch's stub leaves these out
+    is_allowed = autograd._saved_tensors_hooks_is_enabled()
+    if not is_allowed or autograd._top_saved_tensors_default_hooks(True) is None:
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor)
 
@@ -286,8 +293,8 @@ def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
 def own_backward(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Run a backward of composer's own, without the hooks of these tensors and without tracing.
 
-    Torch has no public way to remove all hooks of a tensor and put them back. It has none either to
-    leave out the tracing of backwards (``compiled_autograd``) that the program has switched on.
+    Torch has no public way to remove all hooks of a tensor and restore them. Nor has it one to
+    suspend the tracing of backwards (``compiled_autograd``) that the program has switched on.
     """
     kept = [(each, each._backward_hooks) for each in tensors if each._backward_hooks]
     for tensor, _ in kept:

@@ -20,7 +20,7 @@ from composer._torch.operators import draws, parts_of
 
 
 @contextlib.contextmanager
-def generators_as_they_are() -> Iterator[None]:
+def frozen_generators() -> Iterator[None]:
     """Show this thread a frozen random state, and ignore its attempts to set it.
 
     AOTAutograd, Inductor and ``fork_rng`` restore the state that the generators had when they
@@ -28,15 +28,15 @@ def generators_as_they_are() -> Iterator[None]:
     Other threads are not affected. To be used by one thread at a time, the one that compiles.
     """
     with contextlib.ExitStack() as undo:
-        for modules in ((torch, torch.random), (torch.cuda,)):
-            read, write = _unmoved(modules[0].get_rng_state, modules[0].set_rng_state)
+        for modules in ((torch, torch.random), (torch.cuda,)):  # torch has two names of each
+            read, write = _frozen_in_this_thread(modules[0].get_rng_state, modules[0].set_rng_state)
             for module in modules:
                 undo.enter_context(patched(module, "get_rng_state", read))
                 undo.enter_context(patched(module, "set_rng_state", write))
         yield
 
 
-def _unmoved(
+def _frozen_in_this_thread(
     read: Callable[..., torch.Tensor], write: Callable[..., None]
 ) -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
     """Versions of both for this thread: each device's state stays what it was when first read."""
@@ -87,18 +87,18 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        is_prim = func.namespace == "prim"  # the dispatcher lacks these
-        parts = None if is_prim else parts_of(func)
-        if parts is not None:
+        is_prim = func.namespace == "prim"  # the dispatcher has no entries for these
+        decomposition = None if is_prim else parts_of(func)
+        if decomposition is not None:
             with self:
-                return parts(*args, **kwargs)
+                return decomposition(*args, **kwargs)
         if draws(func):
             defaults = {each.name: each.default_value for each in func._schema.arguments}
             arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
-            self.draws |= arguments.get("dropout_p") != 0.0
+            self.draws |= arguments.get("dropout_p") != 0.0  # an operator without it draws
         return func(*args, **kwargs)
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """True, since under any other kind of mode Dynamo compiles nothing, in any thread."""
+        """True: while any other kind of mode is active, Dynamo compiles nothing in any thread."""
         return True

@@ -25,15 +25,18 @@ def hint(size: Any) -> Any:
     """
     if not isinstance(size, torch.SymInt | torch.SymFloat):
         return size
-    numbers, known = _noted_numbers(size), size.node.hint
-    return _with_numbers(size, numbers) if numbers or known is None else known
+    noted = _noted_numbers(size)  # values of sizes to which torch gives none
+    if not noted and size.node.hint is not None:
+        return size.node.hint
+    return _with_numbers(size, noted)
 
 
-def usual(size: Any) -> Any:
-    """The value of a size or stride for comparing strides: a large number for an unbacked size.
+def value_for_strides(size: Any) -> Any:
+    """The value of a size or stride for comparing strides.
 
-    For any other size it is that of :func:`hint`. In the first call an unbacked size may be 0 or 1,
-    and then two orders of memory cannot be told apart.
+    It is that of :func:`hint`, but a large number for a size of an input that is marked as
+    unbacked. In the first call such a size may be 0 or 1, and then two orders of memory cannot be
+    told apart.
     """
     if not isinstance(size, torch.SymInt) or size.node.hint is not None:
         return hint(size)
@@ -41,7 +44,10 @@ def usual(size: Any) -> Any:
 
 
 def _with_numbers(size: torch.SymInt | torch.SymFloat, numbers: Mapping[Any, Any]) -> Any:
-    """The value of a symbolic number for these values of symbols; other symbols keep their own."""
+    """The value of a symbolic number for these values of symbols; other symbols keep their own.
+
+    If a symbol has no value, it is torch's own hint, which may be ``None``.
+    """
     expression, env = size.node.expr, size.node.shape_env
     if not expression.free_symbols <= {*numbers, *env.backed_var_to_val}:
         return size.node.hint
@@ -53,8 +59,8 @@ def _with_numbers(size: torch.SymInt | torch.SymFloat, numbers: Mapping[Any, Any
 def with_values(sizes: Iterable[torch.SymInt], values: Iterable[int]) -> Iterator[None]:
     """Make :func:`hint` return these values while a graph is compiled again for another call.
 
-    ``sizes`` are symbols of that graph. The caller must hold the compile lock, because the values
-    hold for all threads.
+    ``sizes`` are symbols of that graph, so they have one shape environment. The caller must hold
+    the compile lock, because the values hold for all threads.
     """
     pairs = list(zip(sizes, values, strict=True))
     noted = _noted_numbers(pairs[0][0]) if pairs else {}
@@ -108,7 +114,8 @@ def size_with(size: Any, values: Mapping[str, int]) -> int:
 def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, int | None]]:
     """For each symbol in a size: its value in the first call, its lower bound and its upper bound.
 
-    The value is ``None`` if only the data tell it. A bound is ``None`` if there is none.
+    The value is ``None`` for an unbacked symbol. A bound is ``None`` if there is none; a symbol
+    without a range is at least 0.
     """
     env = size.node.shape_env
     facts: dict[str, tuple[int | None, int | None, int | None]] = {}
@@ -150,14 +157,14 @@ def depends_on_data(size: Any) -> bool:
 def may_be_empty(value: torch.Tensor) -> bool:
     """True if a tensor has no elements, or if that is not known.
 
-    Asking adds a guard if torch has a value for the size. Inputs are assumed to have elements:
-    torch runs the calls in which an unbacked size of an input is zero.
+    Asking adds a guard if torch has a value for the size. An unbacked size of an input is assumed
+    not to be zero: composer leaves calls in which it is zero to eager.
     """
     return any(map(_may_be_zero, value.shape))
 
 
 def _may_be_zero(size: Any) -> bool:
-    return _least_is_zero(size) if is_unbacked(size) else bool(size == 0)
+    return _lower_bound_is_zero(size) if is_unbacked(size) else bool(size == 0)
 
 
 @optional(
@@ -166,7 +173,7 @@ def _may_be_zero(size: Any) -> bool:
     *(f"torch.utils._sympy.value_ranges:{each}" for each in ("ValueRanges", "bound_sympy")),
     without=lambda size: True,
 )
-def _least_is_zero(size: torch.SymInt) -> bool:
+def _lower_bound_is_zero(size: torch.SymInt) -> bool:
     from torch.utils._sympy.numbers import int_oo
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
@@ -194,7 +201,7 @@ def guards_on(values: Iterable[Any]) -> int:
 
 
 def symbolic_numbers(value: Any) -> list[Any]:
-    """The symbols among the sizes of a tensor, or a number itself if it is a symbol."""
+    """The symbolic numbers among the sizes of a tensor, or a number itself if it is symbolic."""
     numbers = value.shape if isinstance(value, torch.Tensor) else (value,)
     return [each for each in numbers if isinstance(each, torch.SymInt | torch.SymFloat)]
 

@@ -108,7 +108,7 @@ def try_candidate(
     if lacks := _torch.names.off(look=False):
         trial.facts.extra["torch_lacks"] = lacks
     try:
-        with _torch.modes.modes_put_back():  # a failed build may leave torch's modes changed
+        with _torch.modes.restored_modes():  # a failed build may leave torch's modes changed
             entry.skip(request)
             if not is_fallback:
                 _decline_forward_mode()

@@ -38,7 +38,7 @@ def _fallback(request: GraphRequest, passes: LatePasses) -> Callable[..., Any]:
     gm = clones.clone_graph(request.gm)
     try:
         sharing.decline_shared(request)
-        with _torch.modes.modes_put_back():
+        with _torch.modes.restored_modes():
             compiled = compile_each(
                 gm,
                 request.example_inputs,

@@ -135,7 +135,7 @@ def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
     """
     made = request.made_of_graph()
     if "aten" not in made:
-        with _torch.modes.modes_put_back():
+        with _torch.modes.restored_modes():
             made["aten"] = to_aten(request.gm, request.example_inputs)
     return clones.clone_graph(made["aten"], _torch.sources.lazy_graph_module)
 

@@ -17,7 +17,7 @@ def leaving_modes(run: Callable[..., Any], gm: torch.fx.GraphModule) -> Callable
         return run
 
     def run_and_leave(*args: Any) -> Any:
-        with _torch.modes.modes_put_back():
+        with _torch.modes.restored_modes():
             return run(*args)
 
     return run_and_leave

@@ -284,4 +284,5 @@ def _exact_tensor(value: Any) -> tuple[str, list[torch.SymInt]]:
 
 
 def _facts(size: torch.SymInt) -> str:
-    return f"{_torch.symbols.usual(size)} {sorted(_torch.symbols.symbol_facts(size).items())}"
+    facts = sorted(_torch.symbols.symbol_facts(size).items())
+    return f"{_torch.symbols.value_for_strides(size)} {facts}"

@@ -110,8 +110,8 @@ def is_dense(value: torch.Tensor) -> bool:
     """
     if any(map(_torch.symbols.depends_on_data, (*value.shape, *value.stride()))):
         return False
-    sizes = [*map(_torch.symbols.usual, value.shape)]
-    strides = map(_torch.symbols.usual, value.stride())
+    sizes = [*map(_torch.symbols.value_for_strides, value.shape)]
+    strides = map(_torch.symbols.value_for_strides, value.stride())
     if 0 in sizes:
         return True
     dims = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1)

@@ -57,7 +57,7 @@ def _run_stage(
     if not passes:
         return request
     try:
-        with _torch.modes.modes_put_back():
+        with _torch.modes.restored_modes():
             gm = copy(request)
     except BaseException as error:  # noqa: BLE001  # recorded, or raised where the policy says so
         control_flow.pass_on(error)

@@ -122,7 +122,7 @@ def _rewrite(
     gm: torch.fx.GraphModule, each: GraphPass, before: Snapshot, promised: Interface
 ) -> PassResult:
     try:
-        with _torch.modes.modes_put_back():  # it may run the graph
+        with _torch.modes.restored_modes():  # it may run the graph
             returned = each.run(gm)
     except BaseException as error:
         control_flow.pass_on(error)

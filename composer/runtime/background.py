@@ -260,12 +260,12 @@ class _Task:
                 return
 
     def _fallback(self) -> choice.Made:
-        with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
+        with _torch.compiles.compiling(), _torch.randomness.frozen_generators():
             return self.successors.fallback_in_time(self.inputs)
 
     def _try(self, entry: ChainEntry) -> choice.Tried:
         before = self._states()
-        with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
+        with _torch.compiles.compiling(), _torch.randomness.frozen_generators():
             outcome, _ = self.successors.walk(self.inputs, (entry,), alongside=True, made=self.made)
         ((attempt, error),) = outcome.ends
         is_fallback = entry.backend.may_return_original

@@ -915,12 +915,15 @@ def test_what_is_saved_as_it_is_meets_no_hook() -> None:
     seen = []
     x = torch.ones(2, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(seen.append, lambda kept: kept):
-        with _torch.modes.saving_as_it_is():
+        with _torch.modes.without_save_hooks():
             x.sin()
         assert seen == []
         x.sin()
         assert len(seen) == 1
-    with torch.autograd.graph.disable_saved_tensors_hooks("no"), _torch.modes.saving_as_it_is():
+    with (
+        torch.autograd.graph.disable_saved_tensors_hooks("no"),
+        _torch.modes.without_save_hooks(),
+    ):
         x.sin()
 
 
@@ -931,7 +934,7 @@ def test_modes_that_were_set_are_put_back_after_an_error() -> None:
     """
     asked = torch._C._autograd
 
-    @_torch.modes.modes_put_back()
+    @_torch.modes.restored_modes()
     def half_a_graph():
         torch._C._set_grad_enabled(False)
         torch._C._set_fwd_grad_enabled(False)
@@ -1636,7 +1639,7 @@ def test_generators_stay_as_they_are_for_one_thread(tool: str) -> None:
     met, drawn, numbers = torch.get_rng_state(), threading.Event(), [torch.rand(2)]
 
     def compile_something() -> None:
-        with _torch.randomness.generators_as_they_are():
+        with _torch.randomness.frozen_generators():
             before = torch.get_rng_state()
             with keeps():
                 torch.set_rng_state(met)

@@ -20,7 +20,7 @@ def fakes(mode: FakeTensorMode, *tensors: torch.Tensor) -> list[torch.Tensor]:
 @upstream
 @pytest.mark.parametrize("operator", [aten.copysign.Tensor, aten.floor_divide.default], ids=str)
 def test_fake_results_have_other_strides(operator: Any) -> None:
-    """When this fails, ``lying_as_operands`` is no longer needed."""
+    """When this fails, ``with_strides_of_operands`` is no longer needed."""
     operands = torch.ones(3, 4).t(), torch.ones(4, 3)
     with FakeTensorMode() as mode:
         fake = operator(*fakes(mode, *operands))

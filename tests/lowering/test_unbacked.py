@@ -175,7 +175,7 @@ def test_marked_sizes_are_told_from_those_that_depend_on_data() -> None:
     assert [*map(_torch.symbols.is_unbacked, sizes)] == [True] * 3
     assert [*map(_torch.symbols.depends_on_data, sizes)] == [False] * 3
     assert [*map(_torch.symbols.hint, sizes)] == [1, 2, 0]
-    assert [*map(_torch.symbols.usual, sizes)] == [8192, 8193, 8191]
+    assert [*map(_torch.symbols.value_for_strides, sizes)] == [8192, 8193, 8191]
     mode = _torch.fakes.FakeTensorMode(shape_env=sizes[0].node.shape_env)
     with mode:
         tensors = [torch.empty(each, 3) for each in sizes]

@@ -23,7 +23,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import tensors_of
-from composer.lowering.operators.arithmetic import are_integers, towards_zero
+from composer.lowering.operators.arithmetic import is_integer_division, towards_zero
 from composer.lowering.operators.convolution import of_length
 from composer.lowering.operators.entry import (
     Function,
@@ -31,11 +31,11 @@ from composer.lowering.operators.entry import (
     Operators,
     always,
     is_integral,
-    of_integers,
     operands_of,
+    refuse_integers,
 )
 from composer.lowering.operators.fused import fusions
-from composer.lowering.operators.layouts import lying_as_in_eager, lying_as_operands
+from composer.lowering.operators.layouts import lying_as_in_eager, with_strides_of_operands
 
 aten = torch.ops.aten
 
@@ -54,13 +54,13 @@ def dialect() -> Operators:
     return {
         **fusions(),
         **_of_large_integers(),
-        **lying_as_operands({**compared, aten.fmod.Scalar: Operator(fmod)}),
+        **with_strides_of_operands({**compared, aten.fmod.Scalar: Operator(fmod)}),
         aten.div: Operator(unsupported=traps),
         aten.div.Tensor_mode: Operator(unsupported=(rounded_quotient,)),
         aten.floor_divide: Operator(unsupported=traps),
         aten.remainder: Operator(unsupported=traps),
         aten.fmod: Operator(unsupported=traps),
-        aten.pow: Operator(unsupported=(of_integers("powers of integers saturate"),)),
+        aten.pow: Operator(unsupported=(refuse_integers("powers of integers saturate"),)),
         aten._log_softmax.default: Operator(log_softmax),
         aten.mv.default: Operator(matrix_vector),
         aten.convolution.default: Operator(far_padded, unsupported=(padded_output,)),
@@ -215,7 +215,7 @@ def fmod(a: torch.Tensor, b: Any) -> Any:
 
     ONNX Runtime before 1.32 computes it in float64; 1.31 is the newest release for GPUs.
     """
-    return a - towards_zero(a, b) * b if are_integers(a, b) else NotImplemented
+    return a - towards_zero(a, b) * b if is_integer_division(a, b) else NotImplemented
 
 
 def integer_division(node: torch.fx.Node) -> str | None:

@@ -20,11 +20,11 @@ from composer.errors import Refusal
 from composer.graphs.keys import graph_key
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.export.onnx import to_onnx
-from composer.lowering.partition import by_trial as partitions
+from composer.lowering.partition import by_trial
 from composer.lowering.partition.regions import Region, alone
 from composer.records import Reason
 
-Partition = partitions.Partition[OnnxRuntimeEngine]
+Partition = by_trial.Partition[OnnxRuntimeEngine]
 """A graph cut into regions, with the engine of each region."""
 
 _OF_ONE_CALL = frozenset({Reason.UNSUPPORTED_OP, Reason.EXPORT_FAILED, Reason.BUILD_FAILED})
@@ -36,11 +36,11 @@ def partition(
 ) -> Partition:
     """Partition a functional graph so that ONNX Runtime takes the whole of every region.
 
-    The graph is not changed.
+    The graph is not changed; the regions are copies of its parts.
 
     Raises:
         Refusal: a region is refused although each of its calls is taken by itself, or calls are
-            still refused after the last round.
+            still refused after several tries.
     """
     reasons: dict[str, str | None] = {}
 
@@ -61,16 +61,19 @@ def partition(
                 reasons[key] = _describe(refusal, node)
         return reasons[key]
 
-    def load_or_raise(region: Region) -> tuple[OnnxRuntimeEngine, dict[str, str]]:
-        return load(region, terms.artefacts), {}
+    def load_whole(region: Region) -> tuple[OnnxRuntimeEngine, dict[str, str]]:
+        return load(region, terms.artefacts), {}  # no call is refused, or it has raised
 
-    read = partitions.asking_each_call(graph, load_or_raise, _OF_ONE_CALL, why_alone)
-    return partitions.partition_by_trial(
+    def writes_in_place(node: torch.fx.Node) -> bool:
+        """True if the engine can write rows in place at this node."""
+        return device.type == "cpu" and not narrow_here(node, device)
+
+    return by_trial.partition_by_trial(
         graph,
         "ONNX Runtime",
         lambda node: why_not_here(node, device),
-        read,
-        writes=lambda node: device.type == "cpu" and not narrow_here(node, device),
+        by_trial.asking_each_call(graph, load_whole, _OF_ONE_CALL, why_alone),
+        writes=writes_in_place,
     )
 
 

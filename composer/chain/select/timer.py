@@ -59,7 +59,11 @@ class Timer:
         Raises:
             TypeError: the graph writes to an input that cannot be copied.
         """
-        with _torch.fakes.unset_fake_temporarily(), _torch.modes.saving_as_it_is(), self._drawing():
+        with (
+            _torch.fakes.unset_fake_temporarily(),
+            _torch.modes.without_save_hooks(),
+            self._drawing(),
+        ):
             self._lay_out()
             try:
                 yield

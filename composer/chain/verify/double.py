@@ -85,7 +85,7 @@ def _forward_after_passes(request: GraphRequest, shared: SharedPasses) -> Callab
 
     gm = clones.clone_graph(request.gm)
     passes = LatePasses(shared, EAGER)
-    with _torch.modes.modes_put_back():
+    with _torch.modes.restored_modes():
         return compile_each(gm, request.example_inputs, passes, widened_forward)
 
 

@@ -77,7 +77,7 @@ def run(
     passed = changeable(stand_ins, request)
     buffers, left_alone = clones.Buffers(request), clones.LeftAlone(request)
     apart = torch.random.fork_rng(devices=devices(inputs))
-    with _torch.fakes.unset_fake_temporarily(), _torch.modes.saving_as_it_is(), apart:
+    with _torch.fakes.unset_fake_temporarily(), _torch.modes.without_save_hooks(), apart:
         before = generator_state(inputs)
         try:
             outputs = named_outputs(function(*stand_ins))

@@ -337,9 +337,9 @@ def _strides(value: torch.Tensor) -> list[int]:
     An expanded tensor repeats in memory. For it, the strides of ``torch.empty_like`` are returned,
     since torch draws random numbers for it in that order.
     """
-    strides = [*map(_torch.symbols.usual, value.stride())]
+    strides = [*map(_torch.symbols.value_for_strides, value.stride())]
     if 0 in strides:
-        strides = [*map(_torch.symbols.usual, torch.empty_like(value).stride())]
+        strides = [*map(_torch.symbols.value_for_strides, torch.empty_like(value).stride())]
     return strides
 
 

@@ -1,4 +1,7 @@
-"""Division, remainder and clamp, rounded as in eager."""
+"""Division, remainder and clamp, rounded as in eager.
+
+A decomposition that returns ``NotImplemented`` leaves the call to torchlib's own translation.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from composer.lowering.operators.entry import (
     Operators,
     is_integral,
     numbers_of,
-    of_integers,
+    refuse_integers,
 )
-from composer.lowering.operators.layouts import lying_as_operands
-from composer.lowering.operators.pointwise import held, is_symbol, of_floats, sign
+from composer.lowering.operators.layouts import with_strides_of_operands
+from composer.lowering.operators.pointwise import in_dtype_of, is_symbol, on_promoted_floats, sign
 
 aten = torch.ops.aten
 
@@ -33,9 +36,9 @@ def entries() -> Operators:
         aten.floor_divide.default: Operator(floor_divide),
         aten.div.Tensor_mode: Operator(divide),
     }
-    rounded = of_integers("bounds of integers are rounded to float32")
+    rounded = refuse_integers("bounds of integers are rounded to float32")
     on_bounds = _torch.operators.decomposition_of(aten.hardtanh_backward.default)
-    return lying_as_operands(written_out) | {
+    return with_strides_of_operands(written_out) | {
         aten.div: Operator(unsupported=(half_factor,)),
         aten.mul: Operator(unsupported=(half_factor,)),
         operator.floordiv: Operator(unsupported=(division_of_sizes,)),
@@ -54,11 +57,11 @@ def entries() -> Operators:
 def remainder(a: Any, b: Any) -> Any:
     """``aten.remainder``; a Python number is first rounded to the tensor's dtype, as in eager."""
     is_half = isinstance(a, torch.Tensor) and a.dtype.itemsize <= 2
-    divisor = held(b, a) if is_half or is_symbol(b) else b
-    return _remainder(held(a, b), divisor)
+    divisor = in_dtype_of(b, a) if is_half or is_symbol(b) else b
+    return _remainder(in_dtype_of(a, b), divisor)
 
 
-def are_integers(a: Any, b: Any) -> bool:
+def is_integer_division(a: Any, b: Any) -> bool:
     """True if ``a`` is a tensor of integers and ``b`` a nonzero ``int`` that its dtype can hold."""
     if not isinstance(a, torch.Tensor) or not is_integral(a):
         return False
@@ -66,7 +69,7 @@ def are_integers(a: Any, b: Any) -> bool:
     return type(b) is int and b != 0 and limits.min <= b <= limits.max
 
 
-@of_floats
+@on_promoted_floats
 def _remainder(a: torch.Tensor, b: Any) -> Any:
     """The remainder computed from ``fmod``, which is exact.
 
@@ -79,18 +82,18 @@ def _remainder(a: torch.Tensor, b: Any) -> Any:
 
 def floor_divide(a: Any, b: Any) -> Any:
     """``aten.floor_divide``; ``a`` or ``b`` may be a Python number."""
-    divisor = held(b, a) if is_symbol(b) else b
-    return _floor_divide(held(a, b), divisor)
+    divisor = in_dtype_of(b, a) if is_symbol(b) else b
+    return _floor_divide(in_dtype_of(a, b), divisor)
 
 
-@of_floats
+@on_promoted_floats
 def _floor_divide(a: torch.Tensor, b: Any) -> Any:
     """The quotient computed from the remainder, as in CPython and eager.
 
     The floor of the rounded quotient would be wrong by one in some cases.
     """
     rest = torch.fmod(a, b)
-    quotient = (a - rest) / b
+    quotient = (a - rest) / b  # an integer, but for the rounding of the division
     quotient = torch.where(_other_side(rest, b), quotient - 1, quotient)
     whole = torch.floor(quotient)
     whole = torch.where(quotient - whole > 0.5, whole + 1, whole)
@@ -99,6 +102,7 @@ def _floor_divide(a: torch.Tensor, b: Any) -> Any:
     if not isinstance(by_zero, torch.Tensor):
         by_zero = torch.full_like(a, by_zero, dtype=torch.bool)
     whole = torch.where(by_zero, plain, torch.where(quotient == 0, 0.0, whole))
+    # A zero has the sign of the plain quotient.
     return torch.abs(whole) * torch.where(whole == 0, sign(plain), sign(whole))
 
 
@@ -112,19 +116,22 @@ def _other_side(rest: torch.Tensor, b: Any) -> torch.Tensor:
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     """``aten.div`` with a rounding mode, ``"floor"`` or ``"trunc"``."""
     if rounding_mode == "floor":
-        return torch.floor_divide(a, b) if are_integers(a, b) else floor_divide(a, b)
+        return torch.floor_divide(a, b) if is_integer_division(a, b) else floor_divide(a, b)
     if rounding_mode == "trunc":
-        return towards_zero(a, b) if are_integers(a, b) else _truncate(a, b)
+        return towards_zero(a, b) if is_integer_division(a, b) else _truncate(a, b)
     return NotImplemented
 
 
 def _truncate(a: Any, b: Any) -> Any:
-    """The truncated quotient of floats; ``a`` or ``b`` may be a Python number."""
+    """The truncated quotient of floats; ``a`` or ``b`` may be a Python number.
+
+    If the divisor is one number, eager computes half precision in float32 and rounds it after the
+    truncation. Else it rounds the quotient to float16 before it truncates.
+    """
     if _is_of_integers(a) or _is_of_integers(b):
         return NotImplemented
     if not isinstance(b, torch.Tensor) or (isinstance(b.numel(), int) and b.numel() == 1):
-        return _truncated(a, b)
-    # In float16 eager rounds the quotient to float16 before it truncates.
+        return _truncate_in_float32(a, b)
     return NotImplemented if torch.result_type(a, b) is torch.float16 else torch.trunc(a / b)
 
 
@@ -138,9 +145,8 @@ def towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
     return torch.floor_divide(a, b) + (negative & (torch.remainder(a, b) != 0)).to(a.dtype)
 
 
-@of_floats
-def _truncated(a: torch.Tensor, b: Any) -> Any:
-    """The truncated quotient; half precision is rounded after the truncation."""
+@on_promoted_floats
+def _truncate_in_float32(a: torch.Tensor, b: Any) -> Any:
     return torch.trunc(a / b)
 
 
@@ -163,7 +169,7 @@ _HALF = torch.finfo(torch.float16)
 
 
 def half_factor(node: torch.fx.Node) -> str | None:
-    """Why a factor of a float16 tensor must not be translated: float16 cannot hold it.
+    """Why a factor of a float16 tensor must not be translated: it is outside float16's range.
 
     Eager multiplies by the number in float32. ONNX wants it in the dtype of the tensor. Float16 can
     represent numbers below its normal range, but with a relative error of up to one half.
@@ -187,7 +193,9 @@ def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
         return aten.clamp.default(x.to(dtype), min, max) if floats else NotImplemented
     if any(map(math.isnan, floats)):
         return torch.full_like(x, math.nan)
-    return NotImplemented if len(floats) == 2 else _between_floats(x, min, max)
+    if len(floats) == 2:  # torchlib translates this correctly
+        return NotImplemented
+    return _between_floats(x, min, max)
 
 
 def clamp_by_tensors(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:

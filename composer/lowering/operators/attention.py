@@ -355,7 +355,9 @@ def _attend(
 
 def laid_out_as(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """The result of attention in the memory layout of the query, as torch's kernel gives it."""
-    inside = _torch.symbols.usual(query.stride(1)) < _torch.symbols.usual(query.stride(2))
+    inside = _torch.symbols.value_for_strides(query.stride(1)) < _torch.symbols.value_for_strides(
+        query.stride(2)
+    )
     return _heads_inside(rows) if inside else rows.contiguous()
 
 

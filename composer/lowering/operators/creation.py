@@ -16,7 +16,7 @@ from composer.lowering.operators.entry import (
     Operators,
     always,
     numbers_of,
-    of_integers,
+    refuse_integers,
     stays,
 )
 from composer.lowering.operators.guards import only_for
@@ -29,7 +29,7 @@ def entries() -> Operators:
     linspace = aten.linspace
     between = (linspace.Tensor_Tensor, linspace.Tensor_Scalar, linspace.Scalar_Tensor)
     others = (always("its coefficients are others"),)
-    rounded = of_integers("what is between is rounded otherwise")
+    rounded = refuse_integers("what is between is rounded otherwise")
     return {
         **{each: Operator(partial(between_floats, each), or_whole=True) for each in between},
         aten.full_like.default: Operator(full_like),

@@ -15,14 +15,14 @@ import torch
 from composer import _torch
 from composer.lowering.operators.entry import Operator, Operators, always
 from composer.lowering.operators.guards import is_float, is_on_cpu, only_for
-from composer.lowering.operators.layouts import lying_as_operands
+from composer.lowering.operators.layouts import with_strides_of_operands
 from composer.lowering.operators.pointwise import (
-    held,
     in_double,
+    in_dtype_of,
     is_negative,
     is_symbol,
     of_doubles,
-    of_floats,
+    on_promoted_floats,
     sign,
 )
 
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 def entries() -> Operators:
     """The entries of this module."""
-    return lying_as_operands(_written_out()) | {
+    return with_strides_of_operands(_written_out()) | {
         aten.floor.default: Operator(whole),
         aten.ceil.default: Operator(whole),
         aten.round.default: Operator(whole),
@@ -53,8 +53,8 @@ def _written_out() -> Operators:
         aten.atan2.default: Operator(atan2),
         aten.copysign.Tensor: Operator(copysign, or_whole=True),
         aten.copysign.Scalar: Operator(copysign_of_number, or_whole=True),
-        aten.fmax.default: Operator(of_floats(partial(extreme, torch.ge)), or_whole=True),
-        aten.fmin.default: Operator(of_floats(partial(extreme, torch.le)), or_whole=True),
+        aten.fmax.default: Operator(on_promoted_floats(partial(extreme, torch.ge)), or_whole=True),
+        aten.fmin.default: Operator(on_promoted_floats(partial(extreme, torch.le)), or_whole=True),
         aten.hypot.default: Operator(hypot, or_whole=True),
         aten.leaky_relu.default: Operator(of_doubles(leaky_relu)),
         aten.celu.default: Operator(of_doubles(celu)),
@@ -72,8 +72,8 @@ def _written_out() -> Operators:
         aten.rsub.Scalar: Operator(less_than_number),
         aten.mul.Scalar: Operator(times_size),
         aten.xlogy.Tensor: Operator(xlogy),
-        aten.xlogy.Scalar_Self: Operator(lambda x, y: xlogy(held(x, y), y)),
-        aten.xlogy.Scalar_Other: Operator(lambda x, y: xlogy(x, held(y, x))),
+        aten.xlogy.Scalar_Self: Operator(lambda x, y: xlogy(in_dtype_of(x, y), y)),
+        aten.xlogy.Scalar_Other: Operator(lambda x, y: xlogy(x, in_dtype_of(y, x))),
         aten.log2.default: Operator(only_for(is_on_cpu)(partial(logarithm, 2))),
         aten.log10.default: Operator(only_for(is_on_cpu)(partial(logarithm, 10))),
         aten.logit.default: Operator(logit),
@@ -114,7 +114,7 @@ def trunc(x: torch.Tensor) -> Any:
     return _trunc(x) if x.dtype.is_floating_point else x.clone()
 
 
-@of_floats
+@on_promoted_floats
 def _trunc(x: torch.Tensor) -> Any:
     return torch.floor(torch.abs(x)) * sign(x)
 
@@ -146,13 +146,13 @@ def multiply_add(a: torch.Tensor, b: Any, c: torch.Tensor) -> Any:
     return a * b + c
 
 
-@of_floats
+@on_promoted_floats
 def heaviside(x: torch.Tensor, at_zero: torch.Tensor) -> Any:
     """``aten.heaviside``: zero, ``at_zero`` or one; zero for NaN."""
     return _select(x == 0, at_zero, (x > 0).to(x.dtype))
 
 
-@of_floats
+@on_promoted_floats
 def xlogy(x: torch.Tensor, y: torch.Tensor) -> Any:
     """``x * log(y)``; zero where ``x`` is zero and ``y`` is not NaN."""
     return torch.where((x == 0) & (y == y), 0.0, x * torch.log(y))
@@ -168,7 +168,7 @@ def power(x: torch.Tensor, exponent: Any) -> Any:
     if x.dtype is torch.float16 and is_on_cpu(x):
         return NotImplemented
     if isinstance(exponent, torch.SymInt):  # the exporter supports only known numbers
-        return torch.pow(x, held(exponent, x))
+        return torch.pow(x, in_dtype_of(exponent, x))
     if abs(exponent) != 0.5:
         return NotImplemented
     return torch.sqrt(x) if exponent > 0 else torch.rsqrt(x)
@@ -192,14 +192,14 @@ def logit(x: torch.Tensor, eps: float | None = None) -> Any:
     return torch.log(inner / (1 - inner))
 
 
-@of_floats
+@on_promoted_floats
 def angle(x: torch.Tensor) -> Any:
     """``aten.angle`` of real numbers: zero, or pi if negative; NaN for NaN."""
     half_turn = torch.full((), math.pi, dtype=x.dtype, device=x.device)
     return torch.where(x != x, x, torch.where(x < 0, half_turn, 0.0))
 
 
-@of_floats
+@on_promoted_floats
 def log1p(x: torch.Tensor) -> Any:
     """``log(1 + x)`` by Kahan's method.
 
@@ -210,7 +210,7 @@ def log1p(x: torch.Tensor) -> Any:
     return x * torch.where(exact, 1, torch.log(y) / (y - 1))
 
 
-@of_floats
+@on_promoted_floats
 def expm1(x: torch.Tensor) -> Any:
     """``exp(x) - 1`` by Kahan's method.
 
@@ -222,13 +222,13 @@ def expm1(x: torch.Tensor) -> Any:
     return x * torch.where(y == 1, 1, slope)
 
 
-@of_floats
+@on_promoted_floats
 def logaddexp(a: torch.Tensor, b: torch.Tensor) -> Any:
     """``log(exp(a) + exp(b))`` from the larger of the two, so that nothing overflows."""
     return torch.maximum(a, b) + torch.log1p(torch.exp(-_distance(a, b)))
 
 
-@of_floats
+@on_promoted_floats
 def logaddexp2(a: torch.Tensor, b: torch.Tensor) -> Any:
     """``log2(2**a + 2**b)`` from the larger of the two, so that nothing overflows."""
     return torch.maximum(a, b) + torch.log1p(torch.exp2(-_distance(a, b))) * (1 / math.log(2))
@@ -239,7 +239,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(a == b, 0, torch.abs(a - b))
 
 
-@of_floats
+@on_promoted_floats
 def atan2(y: torch.Tensor, x: torch.Tensor) -> Any:
     """The angle of the vector (x, y), computed from an angle in the first octant."""
     wide, high = torch.abs(x), torch.abs(y)
@@ -252,7 +252,7 @@ def atan2(y: torch.Tensor, x: torch.Tensor) -> Any:
     return angle * sign(y)
 
 
-@of_floats
+@on_promoted_floats
 def copysign(a: torch.Tensor, b: torch.Tensor) -> Any:
     """The magnitude of ``a`` with the sign of ``b``."""
     return torch.abs(a) * sign(b)
@@ -274,7 +274,7 @@ def _select(first: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
     return torch.abs(torch.where(first, a, b)) * torch.where(first, sign(a), sign(b))
 
 
-@of_floats
+@on_promoted_floats
 def hypot(a: torch.Tensor, b: torch.Tensor) -> Any:
     """The length of the vector (a, b); infinite if one is infinite, even if the other is NaN."""
     a, b = torch.abs(a), torch.abs(b)

@@ -56,7 +56,7 @@ def always(why: str) -> Rule:
     return lambda node: why
 
 
-def of_integers(why: str) -> Rule:
+def refuse_integers(why: str) -> Rule:
     """The rule that a call must not be translated if its results are integers."""
     return lambda node: why if all(map(is_integral, tensors_of(node))) else None
 

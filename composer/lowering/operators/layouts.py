@@ -23,20 +23,20 @@ def lying_as_in_eager(entries: Operators) -> dict[Any, Operator]:
 
     Those strides are found by a call of the operator on torch's fake tensors.
     """
-    return {each: _lying(each, entry) for each, entry in entries.items()}
+    return {each: _with_strides(each, entry) for each, entry in entries.items()}
 
 
-def lying_as_operands(entries: Operators) -> dict[Any, Operator]:
+def with_strides_of_operands(entries: Operators) -> dict[Any, Operator]:
     """The entries of elementwise operators, with decompositions whose results have eager's strides.
 
     In eager the strides of such a result are those of a sum of the operands. Fake results are not
     used: up to torch 2.15, those of ``copysign`` and ``floor_divide`` have other strides
     (``tests/lowering/test_torch_faults.py``).
     """
-    return {each: _lying(_sum, entry) for each, entry in entries.items()}
+    return {each: _with_strides(_sum, entry) for each, entry in entries.items()}
 
 
-def _lying(like: Function, entry: Operator) -> Operator:
+def _with_strides(like: Function, entry: Operator) -> Operator:
     assert entry.decompose is not None
     return dataclasses.replace(entry, decompose=functools.partial(_laid_out, like, entry.decompose))
 

@@ -12,7 +12,7 @@ from composer.lowering.operators.entry import Function
 from composer.lowering.operators.guards import only_for
 
 
-def of_floats(function: Function) -> Function:
+def on_promoted_floats(function: Function) -> Function:
     """A decorator that casts the operands to the dtype to which eager promotes them.
 
     Half precision is computed in float32 and rounded once. Calls with another result than floats
@@ -64,7 +64,7 @@ The translation of the operator keeps its constants in float32, which is enough 
 """
 
 
-def held(number: Any, other: Any) -> Any:
+def in_dtype_of(number: Any, other: Any) -> Any:
     """The number as a tensor of the other's dtype, if the other is a tensor of floats.
 
     Anything else is returned as it is.

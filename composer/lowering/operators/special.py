@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from composer.lowering.operators.entry import Operator, Operators, always
-from composer.lowering.operators.layouts import lying_as_operands
-from composer.lowering.operators.pointwise import in_double, of_floats, series
+from composer.lowering.operators.layouts import with_strides_of_operands
+from composer.lowering.operators.pointwise import in_double, on_promoted_floats, series
 
 aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ def entries() -> Operators:
         aten.polygamma.default: Operator(polygamma),
         aten.special_spherical_bessel_j0.default: Operator(spherical_bessel_j0, or_whole=True),
     }
-    return lying_as_operands(written_out) | {
+    return with_strides_of_operands(written_out) | {
         aten.erfc: Operator(unsupported=(always("it loses its tail"),)),
         aten.special_erfcx: Operator(unsupported=(always("it underflows"),)),
     }
@@ -155,7 +155,7 @@ def _power(x: torch.Tensor, exponent: int) -> torch.Tensor:
     return power if exponent > 0 else 1 / power
 
 
-@of_floats
+@on_promoted_floats
 def spherical_bessel_j0(x: torch.Tensor) -> Any:
     """``sin(x) / x``, and its series near zero."""
     square = x * x
