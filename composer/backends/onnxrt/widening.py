@@ -1,4 +1,4 @@
-"""Compute calls in half precision in float32, between casts, where ONNX Runtime has no kernel.
+"""Runs half-precision calls for which ONNX Runtime has no kernel in float32, with casts around.
 
 Torch's own kernels for the CPU do the same inside: they read bfloat16, compute in float32 and round
 the result. A widened call is rounded at the same places as in eager. So its results equal those of
@@ -29,16 +29,19 @@ _ROUND_NUMBERS = frozenset(
 """
 
 
-def widen(gm: torch.fx.GraphModule, narrow: Callable[[torch.fx.Node], Set[torch.dtype]]) -> None:
+def widen(
+    gm: torch.fx.GraphModule, narrow_dtypes_of: Callable[[torch.fx.Node], Set[torch.dtype]]
+) -> None:
     """Insert casts so that calls get float32, and their results have the same dtype as before.
 
-    ``narrow`` returns the floating-point dtypes of a call that are replaced by float32.
+    ``narrow_dtypes_of`` returns the floating-point dtypes of a call that float32 replaces.
     """
     wide: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in list(gm.graph.nodes):
-        if dtypes := narrow(node):
-            _widen_operands(node, dtypes, wide)
-            _widen_results(node, dtypes)
+        narrow = narrow_dtypes_of(node)
+        if narrow:
+            _widen_operands(node, narrow, wide)
+            _widen_results(node, narrow)
 
 
 def _widen_operands(
@@ -55,7 +58,7 @@ def _widen_operands(
             return cast_of(value)
         if rounding is not None and type(value) in (int, float):
             return torch.tensor(value, dtype=rounding).item()
-        return torch.float32 if value in narrow else value
+        return torch.float32 if value in narrow else value  # an argument may be a dtype
 
     def cast_of(source: torch.fx.Node) -> torch.fx.Node:
         if getattr(source.meta["val"], "dtype", None) not in narrow:
@@ -72,8 +75,10 @@ def _dtype_of_numbers(node: torch.fx.Node, narrow: Set[torch.dtype]) -> torch.dt
     """The dtype that eager rounds a call's Python numbers to; ``None`` if it does not round."""
     if _torch.operators.operator_name(node.target) not in _ROUND_NUMBERS:
         return None
-    computed = node.meta["val"].dtype  # a comparison has a single dtype besides its numbers
-    return next(iter(narrow)) if computed in narrow | {torch.bool} else None
+    computed = node.meta["val"].dtype
+    if computed is not torch.bool and computed not in narrow:
+        return None
+    return next(iter(narrow))  # the only one: a tensor and a number have no other narrow dtype
 
 
 def _widen_results(node: torch.fx.Node, narrow: Set[torch.dtype]) -> None:

@@ -1,6 +1,6 @@
 """OpenVINO itself, which only this module imports, with its telemetry off.
 
-The module also has the one core of the process, and what it tells of devices and their properties.
+The module also has the ``openvino.Core`` of the process, and asks it about devices and properties.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _TELEMETRY = "openvino_telemetry"
 def openvino() -> Any:
     """Import and return the package, with its telemetry off.
 
-    OpenVINO imports its converter with itself. The converter sends an event from a thread that
-    forks the process, and writes an identity of the user to the home directory (OpenVINO 2026.4).
-    No environment variable stops it. If it cannot import the telemetry package, it uses a stub. A
-    package that the program has imported before stays as it is.
+    ``import openvino`` also imports the converter of models. The converter sends an event from a
+    thread that forks the process, and writes an identity of the user to the home directory
+    (OpenVINO 2026.4). No environment variable stops it. If it cannot import the telemetry package,
+    it uses a stub. If the program has imported either package before, nothing is changed.
 
     Raises:
         ImportError: OpenVINO is not installed, or broken.
@@ -36,7 +36,7 @@ def openvino() -> Any:
     try:
         return importlib.import_module("openvino")
     finally:
-        sys.modules.pop(_TELEMETRY, None)  # another thread may have been here too
+        sys.modules.pop(_TELEMETRY, None)  # another thread may have removed it
 
 
 def passes() -> Any:
@@ -92,10 +92,10 @@ def complaints(device: str, config: Mapping[str, str]) -> list[str]:
     """Return an error message for each value that the device does not accept."""
     messages: list[str] = []
     for name, value in config.items():
-        own_core = openvino().Core()  # it checks a property only when the property is read
+        own_core = openvino().Core()  # so that a wrong value does not stay in the shared one
         own_core.set_property(device, {name: value})
         try:
-            own_core.get_property(device, name)
+            own_core.get_property(device, name)  # only now the value is checked
         except RuntimeError as error:
             messages.append(f"{name} = {value!r}: {last_line(error)}")
     return messages

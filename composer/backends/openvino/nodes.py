@@ -37,14 +37,16 @@ def kinds_of(nodes: Iterable[Any]) -> list[str]:
 
 
 def reachable(
-    node: Any, step: Callable[[Any], Iterable[Any]], passes: Callable[[Any], bool]
+    node: Any,
+    step: Callable[[Any], Iterable[Any]],
+    passes: Callable[[Any], bool] = lambda _: True,
 ) -> Iterator[Any]:
     """Yield the nodes that are reached from a node, each once.
 
     Args:
         node: Where to start. It is not among the result.
         step: :func:`sources` or :func:`readers`.
-        passes: Returns True if the search goes on behind a node that it reached.
+        passes: Returns True if the search goes on behind a node that it reached; by default always.
     """
     waiting, known = [node], {node.get_name()}
     while waiting:

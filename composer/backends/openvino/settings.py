@@ -17,7 +17,7 @@ Precision = Literal["fp32", "bf16", "default"]
 DEVICES = ("CPU", "GPU", "NPU")
 """OpenVINO's kinds of devices; one of several devices of a kind is called ``GPU.1``."""
 
-_OURS = {"INFERENCE_PRECISION_HINT": "precision", "INFERENCE_NUM_THREADS": "threads"}
+_RESERVED = {"INFERENCE_PRECISION_HINT": "precision", "INFERENCE_NUM_THREADS": "threads"}
 """Properties that composer sets, and the option that sets each."""
 
 
@@ -28,8 +28,8 @@ class Settings(BaseModel):
         device: The device that OpenVINO runs on. The tensors of the graph are on the CPU in any
             case.
         threads: Number of CPU threads.
-        precision: The precision in which float32 is computed. ``"default"`` leaves it to OpenVINO;
-            without a value the policy decides.
+        precision: The precision in which float32 is computed. ``"default"`` leaves it to OpenVINO.
+            ``None`` takes the field ``precision`` of the policy.
         keeps_nan: True if ``relu``, ``exp``, ``softmax`` and similar operations must return NaN for
             NaN.
         config: Further properties of OpenVINO, with values as text.
@@ -53,12 +53,14 @@ class Settings(BaseModel):
         return device
 
     @model_validator(mode="after")
-    def _properties_are_the_devices(self) -> Settings:
-        reserved = [f"{name} (set {_OURS[name]!r})" for name in self.config if name in _OURS]
+    def _check_config(self) -> Settings:
+        reserved = [
+            f"{name} (set {_RESERVED[name]!r})" for name in self.config if name in _RESERVED
+        ]
         if reserved:
             raise ValueError(f"config: composer sets {', '.join(reserved)}")
-        if self.config and is_installed("openvino"):  # otherwise the probe refuses
-            _judge(self.device, self.config)
+        if self.config and is_installed("openvino"):  # else the engine's probe says that it is not
+            _check_properties(self.device, self.config)
         return self
 
 
@@ -71,7 +73,7 @@ def read_settings(options: Mapping[str, Any]) -> Settings:
     return read_options(Settings, options, "openvino")
 
 
-def _judge(device: str, config: Mapping[str, str]) -> None:
+def _check_properties(device: str, config: Mapping[str, str]) -> None:
     """Check that the device has these properties and accepts their values.
 
     Raises:

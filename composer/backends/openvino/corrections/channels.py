@@ -1,13 +1,14 @@
-"""Constants with one element per channel that OpenVINO reads as one element per output of a layer.
+"""Constants with one element per channel (dimension 1), which OpenVINO reads along the last one.
 
 OpenVINO (2026.4) fuses element-wise operations into the matrix product before them. It does so
-where the product has a constant weight, a result of four or more dimensions, and no bias. A
-constant of such an operation may have one element for each index of dimension 1 (the channels of a
-convolution). The fused kernel reads it along the last dimension, which holds the outputs of the
-layer. The numbers are then wrong; if the two sizes differ, OpenVINO fails instead. With dynamic
-sizes this affects most operations; with fixed sizes it affects the slopes of ``PRelu``.
+where the product has a constant weight, a result of four or more dimensions, and no bias. Such a
+product is called a layer here. A constant of a fused operation may have one element for each index
+of dimension 1 (the channels of a convolution). The fused kernel reads it along the last dimension.
+The numbers are then wrong; if the two sizes differ, OpenVINO fails instead. With dynamic sizes this
+affects most operations; with fixed sizes it affects the slopes of ``PRelu``.
 
-A layer with one output is not changed. If OpenVINO cannot compile it, the attempt fails with a
+A layer whose last dimension has one element is not changed, because repeating the constant along
+that dimension would not change its shape. If OpenVINO cannot compile it, the attempt fails with a
 reason.
 """
 
@@ -38,6 +39,7 @@ _ELEMENT_BY_ELEMENT = frozenset(
     | {"Mish", "Swish", "SoftPlus", "SoftSign", "Selu", "Abs", "Negative", "Sqrt", "Exp", "Log"}
     | {"Erf", "Round", "Floor", "Ceiling", "Sin", "Cos", "Sign", "Convert"}
 )
+"""Operations that OpenVINO may fuse. Those without a constant hand the fusion on to the next."""
 
 
 def widen_channels(model: Any) -> None:
@@ -47,8 +49,8 @@ def widen_channels(model: Any) -> None:
     for node in nodes:
         if _is_layer(node, constants):
             width = sizes_of(node.output(0))[-1]
-            for reader in list(reachable(node, _elementwise_readers, lambda _: True)):
-                _part_from_channels(reader, width, constants)
+            for reader in list(reachable(node, _elementwise_readers)):
+                _remove_channel_operands(reader, width, constants)
 
 
 def _constants(nodes: Sequence[Any]) -> set[str]:
@@ -76,7 +78,7 @@ def _elementwise_readers(node: Any) -> list[Any]:
     return [reader for reader in readers(node) if reader.get_type_name() in _ELEMENT_BY_ELEMENT]
 
 
-def _part_from_channels(node: Any, width: int, constants: Container[str]) -> None:
+def _remove_channel_operands(node: Any, width: int, constants: Container[str]) -> None:
     """Rewrite one element-wise operation so that no operand has one element per channel."""
     kind = node.get_type_name()
     if kind == "PRelu":
@@ -113,10 +115,14 @@ def _spell_out(norm: Any, width: int) -> None:
 
 
 def _widen(operand: Any, width: int) -> None:
-    """Repeat an operand along the last dimension if it varies along dimension 1 only."""
+    """Repeat an operand along the last dimension if it varies along dimension 1 and not the last.
+
+    Operands are aligned at the last dimension, so dimension 1 of the result may be dimension 0 of
+    an operand, or not be among its dimensions.
+    """
     value = operand.get_source_output()
     sizes, rank = sizes_of(value), len(sizes_of(operand.get_node().output(0)))
-    place = 1 - rank + len(sizes)
-    if place >= 0 and sizes[place] > 1 and sizes[-1] == 1:
+    channel = len(sizes) - (rank - 1)
+    if channel >= 0 and sizes[channel] > 1 and sizes[-1] == 1:
         wide = numpy.array([*sizes[:-1], width])
         redirect([operand], library.openvino().opset13.broadcast(value, wide))

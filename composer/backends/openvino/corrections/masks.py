@@ -91,5 +91,5 @@ def _terms(read: Any, *, is_sum: bool) -> Iterator[Any]:
 
 def _is_of_a_product(node: Any) -> bool:
     """True if a value is computed from a matrix product, as scores are."""
-    origins = reachable(node, sources, lambda _: True)
+    origins = reachable(node, sources)
     return "MatMul" in kinds_of([node, *origins])

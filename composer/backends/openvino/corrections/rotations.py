@@ -1,11 +1,11 @@
 """Rotary embeddings (RoPE), which OpenVINO computes with a fused kernel.
 
 A rotary embedding is ``x * cos + rotated * sin``. Here ``rotated`` is
-``cat(-second_half, first_half)``, and the halves are those of each row of ``x``. OpenVINO (2026.4)
-uses its kernel for much that only resembles this, with two faults:
+``cat(-second_half, first_half)``, and the halves are those of each row of ``x``, its last
+dimension. OpenVINO (2026.4) uses its kernel for much that only resembles this, with two faults:
 
-- The kernel reads as many elements of ``cos`` and ``sin`` as a row of ``x`` has. If one of them has
-  one element for the whole row, the kernel reads memory behind it. The result is wrong, or the
+- The kernel reads as many elements of ``cos`` and ``sin`` as a row of ``x`` has. If the last
+  dimension of one of them is 1, the kernel reads memory behind it. The result is wrong, or the
   process crashes.
 - OpenVINO does not check where the two concatenated parts lie in the row. The kernel always swaps
   the halves of the row and negates the second one. This is wrong for parts that are not halves, and
@@ -65,17 +65,17 @@ def _products(total: Any) -> list[Any]:
     def factors(node: Any) -> list[Any]:
         return [source for source in sources(node) if source.get_type_name() in PRODUCTS]
 
-    return list(reachable(total, factors, lambda product: True))
+    return list(reachable(total, factors))
 
 
 def _resembles_rotated(concatenation: Any) -> bool:
-    """True for two parts, of which OpenVINO may take the first for negated."""
+    """True for two parts of which OpenVINO takes the first for negated: any product counts."""
     kinds = kinds_of(sources(concatenation))
     return len(kinds) == 2 and kinds[0] in _NEGATED and kinds[1] in _PARTS
 
 
 def _swaps_halves(concatenation: Any, row: int | None) -> bool:
-    """True if the parts are equally long, and the second may start the row.
+    """True if the parts are equally long, and the second starts the row, or at a computed place.
 
     Args:
         concatenation: A node for which :func:`_resembles_rotated` is true.
@@ -87,7 +87,7 @@ def _swaps_halves(concatenation: Any, row: int | None) -> bool:
         return False
     if second.get_node().get_type_name() == "Slice":
         return _bound(second.get_node(), 1) in (0, None)
-    return bool(second.get_index() == 0)  # of a split
+    return bool(second.get_index() == 0)  # the first output of a split
 
 
 def _length(part: Any, row: int | None) -> int | None:
@@ -124,7 +124,7 @@ def _disguise(concatenation: Any) -> None:
 
 
 def _repeat_factors(product: Any) -> None:
-    """Repeat a factor with one element for each row, if rows of the other factor are longer."""
+    """Repeat a factor with one element for each row, unless that is all the other factor has."""
     opset13 = library.openvino().opset13
     for factor, other in itertools.permutations(product.inputs()):
         if _width(factor) == 1 and _width(other) != 1:
