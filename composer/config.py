@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from pydantic import Field, ValidationError, field_validator
 
-from composer.backends import names_code, refuse_slip
 from composer.errors import OptionError, UnknownNameError
 from composer.layers import Layer, Rules, merge, over
 from composer.policy import (
@@ -31,6 +30,7 @@ from composer.policy import (
     Select,
     check_mode,
     copied,
+    names_code,
     read_policy,
 )
 from composer.wording import Hinting, Location, in_words
@@ -338,11 +338,10 @@ def resolve(
 
     Raises:
         OptionError: there are mistakes in a source; the error names all of them.
-        UnknownNameError: the name of an engine's table of options looks like a misspelling.
     """
     try:
         return _resolved(graph, mode, options, configured, installed)
-    except (OptionError, UnknownNameError) as mistake:
+    except OptionError as mistake:
         if not is_disabled():
             raise
         return dataclasses.replace(merge([_disabled_layer()], {}), disregarded=str(mistake))
@@ -362,7 +361,8 @@ def _resolved(
         _books_of_contexts,
         lambda: check_mode(mode),
     )
-    _refuse_slips(book.backends, file_in_force(configured) if book.backends else None)
+    file = file_in_force(configured) if book.backends else None
+    option_tables = dict.fromkeys(book.backends, str(file or ""))
     models = (own.model, *(each.defaults.model for each in reversed(inner)))
     name = next(filter(None, models), "")  # the innermost that gives one
     graph = dataclasses.replace(graph, names=(*graph.names, name))
@@ -370,16 +370,18 @@ def _resolved(
     engines = dict(book.backends)
     cache, distributed = book.cache, book.distributed
     for each in inner:
-        _refuse_slips(each.backends)
         layers += [Layer("using", layer.policy) for layer in each.layers(graph)]
         for name, options in each.backends.items():
             engines[name] = engines.get(name, {}) | options
+            option_tables.setdefault(name, "")
         cache, distributed = over(cache, each.cache), over(distributed, each.distributed)
     rules = merge([*layers, Layer("options", own), *switches], engines, installed)
     store = os.environ.get("COMPOSER_VERDICT_STORE")
     if store:
         cache = cache.model_copy(update={"store": store})
-    return dataclasses.replace(rules, cache=cache, distributed=distributed)
+    return dataclasses.replace(
+        rules, cache=cache, distributed=distributed, option_tables=option_tables
+    )
 
 
 def _books_of_contexts() -> list[PolicyBook]:
@@ -425,19 +427,6 @@ def _place(layer: str, configured: Source) -> str:
         return ""
     file = file_in_force(configured)
     return f"{file}: {layer}" if file else ""
-
-
-def _refuse_slips(engines: Iterable[str], file: Path | None = None) -> None:
-    """Refuse misspelled names of engines, whose options would otherwise be ignored in silence."""
-    mistakes: list[str] = []
-    for name in engines:
-        try:
-            refuse_slip(name)
-        except UnknownNameError as mistake:
-            mistakes.append(str(mistake))
-    if mistakes:
-        where = f"{file}: " if file else ""
-        raise UnknownNameError(f"{where}table 'backends': {'; '.join(mistakes)}")
 
 
 def _layers_of_mode(mode: str | None) -> Iterator[Layer]:

@@ -35,7 +35,7 @@ import torch.fx
 from composer import _torch, config, session
 from composer.backends import installed_for
 from composer.chain import lock, minifier, select, verify, walk
-from composer.chain.candidates import ChainEntry, bounds_of, entries_of
+from composer.chain.candidates import ChainEntry, bounds_of, check_tables, entries_of
 from composer.graphs import capture, clones, keys
 from composer.layers import Rules
 from composer.passes.resolve import SharedPasses, shared_passes
@@ -172,7 +172,7 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     configured = session.current().configured
     installed = functools.partial(installed_for, request)
     rules = config.resolve(Facts.of(request), mode, options, configured, installed)
-    rules = minifier.loud(rules)
+    rules = minifier.loud(check_tables(rules))
     policy = rules.policy
     with config.named_origin(rules.origins.get("chain", ""), configured):
         entries = entries_of(policy, rules.cache)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -32,6 +32,8 @@ class Rules:
         cache: The settings of what is kept on disk.
         distributed: The settings of the agreement between ranks.
         names_chain: True if the user wrote the chain. False for the default or ``auto``.
+        option_tables: The engines that have a table of options, each with the policy file that has
+            it; empty if no file has it.
         disregarded: The user's mistake that is ignored because of ``COMPOSER_DISABLE``; else empty.
     """
 
@@ -41,6 +43,7 @@ class Rules:
     cache: Cache
     distributed: Distributed
     names_chain: bool
+    option_tables: Mapping[str, str] = field(default_factory=dict)
     disregarded: str = ""
 
 

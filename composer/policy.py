@@ -36,6 +36,14 @@ DEFAULT_CHAIN = ("tensorrt", "inductor", "onnxrt")
 AUTO = "auto"
 """In a chain, stands for all of composer's engines that are installed and can serve the device."""
 
+DYNAMO = "dynamo:"
+"""The prefix of a name in a chain that is looked up in Dynamo's registry, never in composer's."""
+
+
+def names_code(name: object) -> bool:
+    """Return True if a name in a chain or a list of passes has the form ``module:name``."""
+    return isinstance(name, str) and ":" in name and not name.startswith(DYNAMO)
+
 
 def _refuse_bool(value: Any) -> Any:
     if isinstance(value, bool):

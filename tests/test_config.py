@@ -558,6 +558,14 @@ def test_disabling_works_whatever_is_malformed(monkeypatch, options, variables, 
     assert said.startswith("COMPOSER_DISABLE is on, and a mistake is disregarded: ")
 
 
+def test_disabling_disregards_the_slip_in_the_name_of_an_engines_table(monkeypatch) -> None:
+    """The warning names it with its file."""
+    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    path = write("[backends.onxrt]\nthreads = 1\n")
+    with pytest.warns(FallbackWarning, match=re.escape(f"disregarded: {path}: table 'backends'")):
+        assert run().chosen == "eager"
+
+
 def test_disabling_looks_up_no_engine_and_no_pass(monkeypatch) -> None:
     """None of them is to run."""
     monkeypatch.setenv("COMPOSER_DISABLE", "1")

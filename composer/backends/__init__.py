@@ -14,6 +14,7 @@ from composer import _torch
 from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend, NamedBackend
 from composer.errors import ComposerError, UnknownNameError, import_failure
+from composer.policy import DYNAMO, names_code
 from composer.records import GraphRequest
 from composer.registry import Registry, nearest, one_slip_apart
 from composer.system import control_flow
@@ -30,8 +31,6 @@ BACKENDS: Registry[Any] = Registry(
     group="composer.backends",
 )
 
-DYNAMO = "dynamo:"
-"""The prefix of a name in a chain that is looked up in Dynamo's registry, never in composer's."""
 
 ENGINES = ("tensorrt", "openvino", "onnxrt", "inductor")
 """Composer's own engines, in the order in which ``chain = "auto"`` tries them."""
@@ -99,11 +98,6 @@ def is_here(name: str, request: GraphRequest) -> bool:
         control_flow.pass_on(error)
         return False
     return True
-
-
-def names_code(spelled: object) -> bool:
-    """True if a name in a policy has the form ``module:name``, which is imported."""
-    return isinstance(spelled, str) and ":" in spelled and not spelled.startswith(DYNAMO)
 
 
 def names() -> set[str]:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from composer import session
-from composer.backends import find_backend
+from composer.backends import find_backend, refuse_slip
 from composer.backends.base import Backend
 from composer.build import BuildFacts, Freeze, Precision
 from composer.chain import failures
+from composer.config import is_disabled
 from composer.errors import OptionError, UnknownNameError, refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
+from composer.layers import Rules
 from composer.policy import Cache, Candidate, Facts, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, in_precision
 from composer.system import subprocesses
@@ -145,6 +147,30 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
     if mistakes:
         raise type(mistakes[0])("; ".join(map(str, mistakes)))
     return tuple(entries)
+
+
+def check_tables(rules: Rules) -> Rules:
+    """Return the rules if each of their tables of options names an engine that may exist.
+
+    The options of a misspelled engine would be ignored in silence. Under ``COMPOSER_DISABLE`` the
+    mistakes are noted in the rules, and not raised.
+
+    Raises:
+        UnknownNameError: names look like misspellings; the error names all of them.
+    """
+    mistakes: list[str] = []
+    for name, file in rules.option_tables.items():
+        try:
+            refuse_slip(name)
+        except UnknownNameError as mistake:
+            where = f"{file}: " if file else ""
+            mistakes.append(f"{where}table 'backends': {mistake}")
+    if not mistakes:
+        return rules
+    message = "; ".join(mistakes)
+    if not is_disabled():
+        raise UnknownNameError(message)
+    return replace(rules, disregarded=message)
 
 
 def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry]:

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer import config, session
+from composer.chain.candidates import check_tables
 from composer.cli.process import cache, refuse_switches, stdout_to_stderr
 from composer.cli.progress import shown
 from composer.cli.script import show
@@ -123,7 +124,8 @@ def _ranked(
 
 def _check_policy() -> None:
     """Raise the mistakes in the policy in force before the model is made, which takes time."""
-    config.resolve(Facts("", "", "", False, False), configured=session.current().configured)
+    graph = Facts("", "", "", False, False)
+    check_tables(config.resolve(graph, configured=session.current().configured))
 
 
 def _write(policy: str, path: Path) -> str:

@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from composer import _torch, config, session
 from composer.backends import BACKENDS, find_backend, installed_for
 from composer.chain.attempt import classify
+from composer.chain.candidates import check_tables
 from composer.cli.usage import Json, fail_on
 from composer.errors import OptionError, UnknownNameError, first_line, text_of
 from composer.graphs import capture
@@ -121,6 +122,7 @@ def _chain_in_force(request: GraphRequest) -> tuple[list[str], bool]:
             configured=session.current().configured,
             installed=functools.partial(installed_for, request),
         )
+        check_tables(rules)
     return [each.name for each in rules.policy.chain], rules.names_chain
 
 

@@ -13,7 +13,7 @@ from composer.chain.select.shared_store import SharedStore
 from composer.config import PolicyBook, Rule
 from composer.errors import OptionError
 from composer.layers import Layer, merge
-from composer.policy import AUTO, Match, Policy
+from composer.policy import AUTO, DYNAMO, Match, Policy, names_code
 from composer.registry import did_you_mean
 
 _MEANT = {"gpu": "cuda", "fp64": "float64", "fp32": "float32", "fp16": "float16"}
@@ -96,7 +96,7 @@ def _of_policy(where: str, policy: Policy) -> Iterator[str]:
 
 def _of_engine(where: str, name: str) -> Iterator[str]:
     known = {*backends.names(), AUTO}
-    if not backends.names_code(name) and name.removeprefix(backends.DYNAMO) not in known:
+    if not names_code(name) and name.removeprefix(DYNAMO) not in known:
         yield f"{where}: no engine is called {name!r} here"
 
 

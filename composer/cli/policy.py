@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from composer import config
+from composer.chain.candidates import check_tables
 from composer.cli.notes import notes
 from composer.cli.toml_lines import line_of, line_of_error
 from composer.cli.usage import Json, fail, fail_on
@@ -108,7 +109,7 @@ def show(
     if file is not None:
         os.environ["COMPOSER_CONFIG"] = str(file.absolute())  # which goes before all others
     with fail_on(ComposerError, code=1):
-        rules = config.resolve(graph)
+        rules = check_tables(config.resolve(graph))
     rows = []
     for name in Policy.model_fields:
         rows.append((name, _text(getattr(rules.policy, name)), rules.origins.get(name, "composer")))
