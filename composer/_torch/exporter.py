@@ -115,7 +115,8 @@ class OnnxTranslator:
             translated = self._core._exported_program_to_onnx_program(
                 cast(Any, program), registry=self._registry
             )
-        # ONNX Runtime 1.31 refuses a model without an opset. A model without nodes has none.
+        # ONNX Runtime refuses a model without an opset (tests/backends/onnxrt/
+        # test_onnxrt_library.py). The exporter gives none to a model without nodes.
         translated.model.opset_imports.setdefault("", self._registry.opset_version)
         return translated.model
 

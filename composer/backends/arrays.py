@@ -11,8 +11,8 @@ import torch
 class _Memory:
     """The memory of a contiguous tensor, by NumPy's array interface.
 
-    ``Tensor.numpy()`` is not used: in torch 2.13 a tensor cannot be resized any more after that
-    call, and FSDP resizes weights.
+    ``Tensor.numpy()`` is not used: up to torch 2.15 a tensor cannot be resized any more after that
+    call (``tests/lowering/test_torch_faults.py``), and FSDP resizes weights.
     """
 
     __slots__ = ("__array_interface__", "tensor")

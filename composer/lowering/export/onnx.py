@@ -265,7 +265,8 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
     try:
         model = translator().translate(translator().prepare(gm))
         _settle_casts(model)
-        RemoveUnusedNodesPass()(model)  # ONNX Runtime 1.31 runs nodes without users
+        # ONNX Runtime runs nodes without users (tests/backends/onnxrt/test_onnxrt_library.py).
+        RemoveUnusedNodesPass()(model)
         _forget_places(model)
     except Exception as error:
         raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, _root_cause(error)) from error

@@ -104,6 +104,18 @@ def test_nodes_are_still_run_whose_results_nothing_reads(tmp_path: Path) -> None
 
 
 @upstream
+def test_a_model_without_an_opset_is_still_refused() -> None:
+    """``_torch.exporter`` need not add one once this fails."""
+    onnx = pytest.importorskip("onnx")
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (float x) => (x) {}'
+    )
+    del model.opset_import[:]
+    with pytest.raises(Exception, match="opset"):
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+@upstream
 def test_tensors_without_elements_still_have_strides_of_zero() -> None:
     """As DLPack from ONNX Runtime says since 1.32; ``_receiver`` can leave them once this fails."""
     onnx = pytest.importorskip("onnx")
