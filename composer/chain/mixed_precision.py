@@ -170,13 +170,13 @@ class _Errors:
 
 def _off(mine: Any, eagers: Any, bounds: LowPrecisionBounds) -> float:
     """Return a value's largest error divided by the allowed error; infinite if none is allowed."""
-    if not isinstance(eagers, torch.Tensor):
+    if not isinstance(mine, torch.Tensor) or not isinstance(eagers, torch.Tensor):
         return 0.0
     if not is_inexact(eagers):
         return 0.0 if torch.equal(mine, eagers) else math.inf
     if not eagers.numel():
         return 0.0
-    wide = eagers.to(torch.promote_types(eagers.dtype, torch.float64))
+    wide = eagers.to(torch.complex128 if eagers.is_complex() else torch.float64)
     by_allowed = (mine.to(wide.dtype) - wide).abs() / bounds.allowed(wide, eagers.dtype)
     by_allowed[torch.isclose(mine, eagers, rtol=0, atol=0, equal_nan=True)] = 0.0
     return float(by_allowed.nan_to_num(nan=math.inf, posinf=math.inf).max())

@@ -158,7 +158,7 @@ def _chain(text: str | None) -> Sequence[Any]:
 
 def _of_toml(text: str) -> Sequence[Any]:
     """Return a list of TOML, written with or without its brackets."""
-    inner = text.removeprefix("[").removesuffix("]")
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         return list(tomllib.loads(f"chain = [{inner}]")["chain"])
     except tomllib.TOMLDecodeError as error:

@@ -18,7 +18,7 @@ from composer.passes.function import qualified_name
 from composer.passes.matching import Filter, InternalMatch, NearMiss, Query
 from composer.records import Stage
 
-_OWN = ("stage", "name", "pattern", "replacement", "filters", "example_inputs", "ignore_literals")
+_OWN = ("pattern", "replacement", "filters", "example_inputs", "ignore_literals")
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,10 @@ class PatternPass(GraphPass):
                 object.__delattr__(self, name)
         if self.pattern is None or self.replacement is None:
             raise OptionError(f"{type(self).__name__} needs a pattern and a replacement")
-        stage = as_stage(self.stage or Stage.ATEN)
+        stage = as_stage(self.stage or type(self).stage or Stage.ATEN)
+        name = self.name or type(self).name or qualified_name(self.pattern)
         object.__setattr__(self, "stage", stage)
-        object.__setattr__(self, "name", self.name or qualified_name(self.pattern))
+        object.__setattr__(self, "name", name)
         if self.example_inputs and stage != Stage.ATEN:
             raise OptionError(f"{self.name}: example_inputs serve the stage aten, not {stage}")
 

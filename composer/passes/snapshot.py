@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +91,7 @@ def _state_of(gm: torch.fx.GraphModule) -> dict[str, dict[str, Any]]:
 
 def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
     """True if both hold the same objects under the same names."""
-    return before.keys() == now.keys() and all(map(operator.is_, before.values(), now.values()))
+    return before.keys() == now.keys() and all(now[name] is each for name, each in before.items())
 
 
 def lines_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[Any, ...]]:

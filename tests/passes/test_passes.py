@@ -43,6 +43,7 @@ from composer.passes import (
     Stage,
     resolve,
 )
+from composer.passes.snapshot import Snapshot
 from composer.registry import OpenRegistry
 
 ENGINES = ("inductor", "onnxrt", "aot_eager", "eager")
@@ -939,3 +940,17 @@ def test_a_pass_of_another_package_is_found_by_its_entry_point(monkeypatch) -> N
     torch.testing.assert_close(result, rewritten(*args))
     with pytest.raises(Exception, match="pass 'broken' cannot be imported"):
         compiled(program, "aot_eager", passes=["broken"])(*args)
+
+
+@pytest.mark.parametrize("second", ["b", "a"])
+def test_buffers_that_are_registered_again_differ_only_where_they_are_others(second: str) -> None:
+    """The order in which a module holds its buffers says nothing."""
+    gm = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+    gm.graph.output(())
+    buffers = {name: torch.zeros(1) for name in "ab"}
+    for name, buffer in buffers.items():
+        gm.register_buffer(name, buffer)
+    before = Snapshot.of(gm)
+    del gm.a
+    gm.register_buffer("a", buffers[second])
+    assert before.differs(gm) == (second == "b")

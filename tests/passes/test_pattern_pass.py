@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -436,3 +438,13 @@ def test_a_replacement_is_written_to_as_what_it_replaced(engine: str) -> None:
     result = compiled(writes, engine, passes=passes, on_pass_error="raise")(x)
     torch.testing.assert_close(result, writes(x))
     assert [each.matches for each in last().passes] == [2, 0]
+
+
+def test_a_subclass_with_an_empty_name_is_called_after_its_pattern() -> None:
+    """An empty class attribute names nothing, and does not hide the default."""
+
+    @dataclass(frozen=True)
+    class Unnamed(ConvReluToClamp):
+        name: ClassVar[str] = ""  # type: ignore[misc]
+
+    assert Unnamed().name.endswith("pattern")

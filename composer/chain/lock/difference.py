@@ -141,7 +141,7 @@ def _passes(locked: Sequence[LockedPass], here: Sequence[LockedPass]) -> str:
     before, after = _spelled(locked), _spelled(here)
     if before != after:
         return f"passes changed: {before} -> {after}"
-    edited = [new.name for old, new in zip(locked, here, strict=True) if old != new]
+    edited = [new.name for old, new in zip(locked, here, strict=False) if old != new]
     return f"passes changed: the source of {', '.join(edited) or 'one of them'}"
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from composer import session
 from composer.chain.candidates import ChainEntry
@@ -22,6 +22,20 @@ def server_of(entry: ChainEntry) -> tuple[str, dict[str, Any], str]:
     return entry.candidate.name, readable(entry.candidate.options), precision
 
 
+class _Place(NamedTuple):
+    """An entry of a chain, described before an engine could change its options.
+
+    Attributes:
+        entry: The entry.
+        server: The result of :func:`server_of`.
+        recorded: The options as the record of an attempt has them.
+    """
+
+    entry: ChainEntry
+    server: tuple[str, dict[str, Any], str]
+    recorded: Any
+
+
 class Witness:
     """A sink that is also told of every graph before a candidate is tried on it.
 
@@ -33,7 +47,7 @@ class Witness:
         self.lock = lock
         self._graphs: dict[str, LockedGraph] = {}
         self._same: dict[str, str] = {}
-        self._chains: dict[str, Sequence[ChainEntry]] = {}
+        self._chains: dict[str, list[_Place]] = {}
         self._records: dict[int, dict[str, Any]] = {}
 
     def meet(self, graph: LockedGraph, entries: Sequence[ChainEntry]) -> None:
@@ -45,7 +59,10 @@ class Witness:
         alike = (key for key, each in self._graphs.items() if each.parts == graph.parts)
         key = self._same[graph.key] = next(alike, graph.key)
         self._graphs.setdefault(key, graph)
-        self._chains[key] = entries
+        self._chains[key] = [
+            _Place(entry, server_of(entry), plain(dict(entry.candidate.options)))
+            for entry in entries
+        ]
 
     def entry(self, graph: LockedGraph) -> LockedGraph | None:
         """Return the entry of a graph in the lock that the program is compared with."""
@@ -86,25 +103,24 @@ class Witness:
 
     def _as_served(self, graph: LockedGraph, report: CompileReport) -> Served:
         served: dict[str, Any] = {"engine": report.chosen}
-        entry = self._entry_that_serves(graph.key, report)
+        place = self._place_that_serves(graph.key, report)
         packages: tuple[str, ...] = ()
-        if entry is not None:
-            _, served["options"], served["precision"] = server_of(entry)
-            packages = entry.backend.packages
+        if place is not None:
+            _, served["options"], served["precision"] = place.server
+            packages = place.entry.backend.packages
         versions = versions_with(packages)
         return Served(graph.model_copy(update=served), versions, report.attempts)
 
-    def _entry_that_serves(self, key: str, report: CompileReport) -> ChainEntry | None:
-        """Return the entry of the chain that serves; a name may stand there more than once."""
-        named = [each for each in self._chains[key] if each.candidate.name == report.chosen]
+    def _place_that_serves(self, key: str, report: CompileReport) -> _Place | None:
+        """Return the place in the chain that serves; a name may stand there more than once."""
+        named = [each for each in self._chains[key] if each.server[0] == report.chosen]
         accepted = [each for each in report.attempts if each.accepted]
         if not accepted:
             return next(iter(named), None)
         serves = accepted[-1]
 
-        def likeness(entry: ChainEntry) -> tuple[bool, bool]:
-            has_its_options = plain(dict(entry.candidate.options)) == serves.options
-            return has_its_options, entry.on_trial == serves.on_trial
+        def likeness(place: _Place) -> tuple[bool, bool]:
+            return place.recorded == serves.options, place.entry.on_trial == serves.on_trial
 
         return max(named, key=likeness, default=None)
 

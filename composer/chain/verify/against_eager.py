@@ -168,7 +168,7 @@ def _compare_nans(
     each floating-point input that is not a weight. If eager raises, nothing is compared.
     """
     activations = set(range(len(inputs))) - request.weights
-    receivers = [i for i in activations if _is_floating(inputs[i])]
+    receivers = [i for i in activations if _is_floating(inputs[i]) and inputs[i].numel()]
     if not receivers:  # token ids, say
         return
     with_nan = list(inputs)

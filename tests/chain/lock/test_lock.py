@@ -380,6 +380,19 @@ def locked_for(**options: Any) -> None:
     torch.compiler.reset()
 
 
+def test_an_engine_that_changes_its_options_is_locked_with_those_of_the_chain() -> None:
+    """They are read before the engine is built."""
+
+    def engine(gm: torch.fx.GraphModule, _: list[Any], options: dict[str, Any]) -> Any:
+        options["sizes"].clear()
+        return FakeBackend()(gm, _)
+
+    with watching() as witness:
+        compiled(cosine, {"backend": engine, "options": {"sizes": {"x": 1}}})(torch.ones(4))
+    (graph,) = witness.locks().graphs
+    assert graph.options == {"sizes": {"x": 1}}
+
+
 def refused(x: torch.Tensor | None = None, **options: Any) -> LockError:
     """The error of a locked compile."""
     with pytest.raises(BackendCompilerFailed) as caught:
