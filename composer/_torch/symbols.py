@@ -129,12 +129,9 @@ def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, 
 
 def is_same_size(a: Any, b: Any) -> bool:
     """True if two sizes are equal by the guards that the graph has. Asking adds no guard."""
-    return bool(_expression(a) == _expression(b))
-
-
-def _expression(size: Any) -> Any:
-    """The expression of a symbolic size; a number as it is."""
-    return size.node.expr if isinstance(size, torch.SymInt) else size
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(a.node.expr == b.node.expr)
+    return isinstance(a, int) and isinstance(b, int) and a == b
 
 
 def is_unbacked(size: Any) -> bool:

@@ -204,8 +204,10 @@ def _assigned_within(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[
             continue
         graph = attribute_at(gm, str(operand.target))
         if isinstance(graph, torch.fx.GraphModule):
-            inputs = operands[len(operands) - len(_placeholders(graph)) :]
-            yield from (inputs[i] for i in assigned_inputs(graph))
+            count = len(_placeholders(graph))
+            inputs = operands[max(0, len(operands) - count) :]
+            assigned = assigned_inputs(graph)
+            yield from (each for i, each in enumerate(inputs) if i in assigned)
 
 
 def _memory(node: torch.fx.Node) -> object:

@@ -633,3 +633,13 @@ def test_tensors_without_a_version_are_not_watched() -> None:
         unseen = torch.ones(3)
     seen = torch.ones(3)
     assert watchable({0: unseen, 1: seen}) == {1: seen}
+
+
+def test_a_write_is_told_of_after_the_weight_is_no_longer_bound() -> None:
+    """The buffer that is left is compared whole, so no element is ever due for a comparison."""
+    weight, buffer = torch.zeros(4), torch.zeros(4)
+    found = by_address.Found({0: weight._version}, at=-samples.PATIENCE)
+    bound = by_address.BoundWeights({1: buffer}, {}, sampled=True, found=found)
+    with pytest.warns(WeightsWarning):
+        assert bound.unchanged((weight, buffer))
+    assert bound.found is None

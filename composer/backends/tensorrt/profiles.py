@@ -59,7 +59,8 @@ def around(size: int, low: int | None = 1, top: int | None = None) -> Sizes:
     """Return the default range around a size of a call, within the bounds of its symbol."""
     greatest = size * _ROOM if top is None else min(size * _ROOM, top)
     usual = max(1, size)
-    return min(low or 1, usual), usual, max(usual, greatest)
+    least = 1 if low is None else max(1, min(low, usual))
+    return least, usual, max(usual, greatest)
 
 
 def _completed(profile: Mapping[str, Sizes], defaults: Ranges) -> Ranges:

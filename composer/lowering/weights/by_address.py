@@ -162,7 +162,9 @@ class BoundWeights:
                 return False
         if not self._samples.are_whole_unchanged():
             return False
-        return not (self._samples.is_due() and self._differ(weights))
+        # A finding is settled in time even if no weight is left whose elements are compared.
+        is_settled = self.found is not None and self.found.is_settled()
+        return not ((is_settled or self._samples.is_due()) and self._differ(weights))
 
     def _differ(self, weights: Sequence[torch.Tensor]) -> bool:
         """True if elements of weights have changed. All engines then read their weights again."""

@@ -19,7 +19,7 @@ def keep_windows(model: Any) -> None:
     for node in model.get_ordered_ops():
         if "Convolution" not in node.get_type_name():
             continue
-        product, _ = node.input_values()
+        product = node.input_value(0)
         if product.get_node().get_type_name() not in PRODUCTS:
             continue
         if any(_fits_kernel(factor, node) for factor in product.get_node().input_values()):
