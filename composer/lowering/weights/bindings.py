@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from composer.lowering.partition.regions import Region
-from composer.lowering.weights.by_address import BoundWeights, Found, WeightSet, identities, picker
+from composer.lowering.weights.by_address import BoundWeights, WeightSet, identities, picker
 from composer.lowering.weights.statistics import find_witnesses
 from composer.lowering.weights.watchable import watchable
 from composer.system import forks
@@ -114,8 +114,7 @@ class BindingEngine(ABC, Generic[T]):
         changed = held.weights.changed(weights)
         if changed or held.weights.expired:
             held.members.changes.update(changed)
-            found = held.weights.found
-            held = self._sets[key] = self._bind(weights, held.members, found)
+            held = self._sets[key] = self._bind(weights, held.members)
         return held
 
     def _made_first(self, key: Hashable, weights: tuple[torch.Tensor, ...]) -> Held[T]:
@@ -158,16 +157,15 @@ class BindingEngine(ABC, Generic[T]):
             self._unbound = self._bind((), self._members((), {}))
         return self._unbound
 
-    def _bind(
-        self, weights: tuple[torch.Tensor, ...], members: WeightSet, found: Found | None = None
-    ) -> Held[T]:
+    def _bind(self, weights: tuple[torch.Tensor, ...], members: WeightSet) -> Held[T]:
         allowed = {i: each for i, each in enumerate(weights) if self._may_bind(i, members)}
         bound = watchable(allowed)
         # The state of the weights is read before their values: a write in between is then seen.
-        state = BoundWeights(bound, members.witnesses, sampled=True, found=found)
+        state = BoundWeights(bound, members)
         values = {self._positions[i]: each for i, each in bound.items()} | self._constants
         return Held(self._make(values), members, state)
 
     def _may_bind(self, i: int, members: WeightSet) -> bool:
         lacks_witness = i in self._witnessed and i not in members.witnesses
-        return not lacks_witness and members.changes[i] < self._changes_allowed
+        is_restless = members.changes[i] >= self._changes_allowed
+        return members.found is None and not lacks_witness and not is_restless

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
+import math
 import operator
 import sys
 import time
@@ -29,9 +31,13 @@ _versions = operator.attrgetter("_version")
 
 _FOUND = (
     "weights were written to through .data, numpy or a collective, which raises no version; a few "
-    "of their elements told composer, and its engines read them again. Call composer.refresh() "
-    "after such writes: not all are found, nor at once"
+    "of their elements told composer. Its engines read the weights again, and these weights are "
+    "inputs of every call from now on. Call composer.refresh() after such writes: a write to few "
+    "elements is not found"
 )
+
+PATIENCE = 1.0
+"""Seconds after which a write that raises the version must have raised it."""
 
 
 class _Watch(weakref.ref[torch.Tensor]):
@@ -46,6 +52,8 @@ class WeightSet:
     Attributes:
         changes: By index, how often a weight differed from what had been bound.
         calls: Number of calls before the set was bound.
+        found: A write that no version tells of. The set is not bound any more, since the program
+            may write so again at any time.
 
     Args:
         tensors: The weights.
@@ -64,6 +72,7 @@ class WeightSet:
         self.witnesses = witnesses
         self.changes: Counter[int] = Counter()
         self.calls = 0
+        self.found: Found | None = None
         self._watch = tuple(_Watch(each, forget) for each in tensors)
         if tensors:
             forget_swapped()
@@ -71,14 +80,18 @@ class WeightSet:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Weights found changed by their elements: the version of each at that time, by index."""
+    """Weights found changed by their elements: the version of each at that time, by index.
+
+    Torch raises the version after a write. So while another thread is writing, the elements differ
+    before the version does.
+    """
 
     versions: Mapping[int, int]
     at: float = field(default_factory=time.monotonic)
 
     def is_settled(self) -> bool:
         """True if a write that was under way then must have raised the version by now."""
-        return time.monotonic() >= self.at + samples.PATIENCE
+        return time.monotonic() >= self.at + PATIENCE
 
     def has_unraised_version(self, weights: Sequence[torch.Tensor]) -> bool:
         """True if one of the weights still has the same version: the write did not raise it."""
@@ -97,8 +110,9 @@ class BoundWeights:
     | a replaced parameter | the identity: another set of weights (:func:`identities`) |
     | ``p.data.mul_()``, a write through numpy | none of these: call :func:`refresh` |
 
-    If :func:`refresh` was not called, :mod:`~composer.lowering.weights.samples` finds most changes
-    of the last kind. Small buffers are compared by value.
+    :mod:`~composer.lowering.weights.samples` finds most changes of the last kind at the next call.
+    The weights of the set are then inputs, unless a version is raised after all. Small buffers are
+    compared by value.
 
     Memory that was freed may be reused for new values, which then lie at the old address. So CPU
     memory is held until the weights are bound again or dropped. GPU memory is too scarce for that,
@@ -106,23 +120,17 @@ class BoundWeights:
 
     Args:
         tensors: The bound tensors, by index among the weights of the set.
-        witnesses: The witnesses of the set.
-        sampled: True to compare some elements of the weights now and then.
-        found: The ``found`` of the state that this one replaces.
+        members: The set. Without one there are no witnesses, and no elements are compared.
     """
 
     def __init__(
-        self,
-        tensors: Mapping[int, torch.Tensor],
-        witnesses: Mapping[int, torch.Tensor],
-        *,
-        sampled: bool = False,
-        found: Found | None = None,
+        self, tensors: Mapping[int, torch.Tensor], members: WeightSet | None = None
     ) -> None:
         self._pick = picker(tuple(tensors))
         versions = list(map(_versions, tensors.values()))
         self._addresses = list(map(torch.Tensor.data_ptr, tensors.values()))
         self._states = dict(zip(tensors, zip(versions, self._addresses, strict=True), strict=True))
+        witnesses = {} if members is None else members.witnesses
         self._witnesses = {i: witnesses[i] for i in tensors.keys() & witnesses.keys()}
         self._witness_versions = {each: each._version for each in self._witnesses.values()}
         self._distinct = tuple(self._witness_versions)
@@ -134,9 +142,8 @@ class BoundWeights:
                 self._held.append(weight.detach())
             else:
                 self._gone[i] = _torch.tensors.memory_gone(weight)
-        self._samples = samples.Samples(tensors if sampled else {})
-        self.found = found
-        """Weights whose elements changed, until it is known if the write raised the version."""
+        self._members = members
+        self._samples = samples.Samples({} if members is None else tensors)
         if tensors:
             count_steps()
             _bound[id(self)] = self
@@ -162,21 +169,29 @@ class BoundWeights:
                 return False
         if not self._samples.are_whole_unchanged():
             return False
-        # A finding is settled in time even if no weight is left whose elements are compared.
-        is_settled = self.found is not None and self.found.is_settled()
-        return not ((is_settled or self._samples.is_due()) and self._differ(weights))
+        if self._samples.show_a_write():
+            self._find(weights)
+            return False
+        found = None if self._members is None else self._members.found
+        return found is None or not found.is_settled() or self._settle(found, weights)
 
-    def _differ(self, weights: Sequence[torch.Tensor]) -> bool:
-        """True if elements of weights have changed. All engines then read their weights again."""
-        if self.found is not None and self.found.is_settled():
-            if self.found.has_unraised_version(weights):
+    def _find(self, weights: Sequence[torch.Tensor]) -> None:
+        """Have all engines read their weights again, and this set become inputs."""
+        if self._members is not None:
+            changed = self._samples.changed()
+            self._members.found = Found({i: weights[i]._version for i in changed})
+        refresh()
+
+    def _settle(self, found: Found, weights: Sequence[torch.Tensor]) -> bool:
+        """Return False if the write raised the version after all: the set is to be bound again."""
+        if self._members is not None:
+            is_unseen = found.has_unraised_version(weights)
+            self._members.found = dataclasses.replace(found, at=math.inf) if is_unseen else None
+            if is_unseen:
                 warn_once(WeightsWarning(_FOUND))
-            self.found = None
-        changed = self._samples.changed(len(_bound))
-        if changed:
-            self.found = Found({i: weights[i]._version for i in changed})
-            refresh()
-        return bool(changed)
+                return True
+        self.expire()
+        return False
 
     def changed(self, weights: Sequence[torch.Tensor]) -> frozenset[int]:
         """Return the indices of the weights that differ from what was bound."""

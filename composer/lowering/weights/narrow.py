@@ -55,7 +55,7 @@ def _state(weight: torch.Tensor) -> BoundWeights:
 
     Call it before the values are read: a write while they are read is then seen.
     """
-    return BoundWeights({0: weight}, {})
+    return BoundWeights({0: weight})
 
 
 def _layout(weight: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
