@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from composer.policy import AUTO, Cache, Candidate, Distributed, Policy, Worded
+from composer.policy import AUTO, Cache, Candidate, Distributed, Policy, Verify, Worded
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -73,8 +73,21 @@ def merge(
     names_chain = "chain" in origins and all(each.backend != AUTO for each in policy.chain)
     chain = policy.chain if installed is None else _without_auto(policy.chain, installed)
     chain = tuple(_with_options(each, engines) for each in chain)
-    policy = policy.model_copy(update={"chain": chain})
+    verify = _verify_where_composer_chooses(policy)
+    policy = policy.model_copy(update={"chain": chain, "verify": verify})
     return Rules(policy, tuple(names), origins, Cache(), Distributed(), names_chain=names_chain)
+
+
+def _verify_where_composer_chooses(policy: Policy) -> Verify:
+    """Return when numbers are compared: where composer chooses the engine, ``compile`` by default.
+
+    Eager has run for the measurement anyway. A chain that the user wrote is taken as it is.
+    """
+    is_auto = any(each.backend == AUTO for each in policy.chain)
+    chooses = is_auto or policy.select.by == "fastest"
+    if "when" in policy.verify.model_fields_set or not chooses:
+        return policy.verify
+    return over(policy.verify, Verify(when="compile"))
 
 
 def _without_auto(

@@ -288,7 +288,8 @@ class Verify(Worded):
     when: Literal["off", "compile", "sample"] = "off"
     """``compile`` compares a candidate on the first real inputs, before it is accepted: outputs,
     written inputs, buffers and, in training, gradients. ``sample`` also compares later calls,
-    without their gradients."""
+    without their gradients. The default is ``compile`` where composer chooses the engine, which
+    is under ``select = "fastest"`` or ``chain = "auto"``, and ``off`` elsewhere."""
 
     every: Calls = 100
     """Under ``sample``, one call in this many is compared."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from common import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer import backends
+from composer import backends, config
 from composer.backends import ENGINES, installed_for
 from composer.backends.dynamo import CallableBackend
 from composer.errors import OptionError
+from composer.policy import Facts
 from composer.testing import FakeBackend
 
 HINT = 'options={"chain": "auto", "select": "fastest"} compares them'
@@ -152,3 +154,58 @@ def test_an_engine_that_refuses_the_graph_is_not_installed_for_it() -> None:
     with torch.enable_grad():
         compiled(torch.sin, looks)(torch.ones(3, requires_grad=True))
     assert seen == [("onnxrt", "inductor")]
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({"select": "fastest"}, "honest"),
+        ({"select": "fastest", "verify": "off"}, "wrong"),
+        ({"select": "fastest", "verify": {"rtol": 1e-3}}, "honest"),
+        ({"verify": "compile"}, "honest"),
+        ({}, "wrong"),
+    ],
+)
+def test_who_lets_composer_choose_gets_compared_numbers(options, chosen: str) -> None:
+    """A chain that the user wrote, of which the first is taken, is taken as it is."""
+
+    def wrong(gm, example_inputs):
+        return lambda *args: [args[0] + 1]
+
+    def honest(gm, example_inputs):
+        def run(*args):
+            time.sleep(0.01)
+            return gm.forward(*args)
+
+        return run
+
+    f = compiled(lambda x: large_products(x), wrong, honest, **options)
+    x = torch.randn(300, 300)
+    f(x)
+    assert last().chosen.rpartition(".")[2] in (chosen, "eager" if chosen == "honest" else chosen)
+    reasons = [attempt.reason for attempt in last().attempts]
+    assert ("numeric_mismatch" in reasons) == (chosen == "honest")
+
+
+def large_products(x: torch.Tensor) -> torch.Tensor:
+    """Slow in eager, so that an engine that does nothing is the fastest."""
+    for _ in range(8):
+        x = x @ x
+        x = x / x.norm()
+    return x
+
+
+def test_numbers_are_compared_under_auto_unless_told_otherwise(fakes: list[str]) -> None:
+    """So do ``mode="max-autotune"`` and the switch on call; ``off`` turns it off."""
+    graph = Facts("m", "cpu", "float32", training=False, dynamic=False)
+    for mode, options, when in [
+        (None, {"chain": "auto"}, "compile"),
+        (None, {"chain": "auto", "verify": "off"}, "off"),
+        (None, {"chain": "auto", "verify": "sample"}, "sample"),
+        (None, {"chain": ["onnxrt"], "verify": {"every": 7}}, "off"),
+        (None, {"chain": ["onnxrt"]}, "off"),
+        ("max-autotune", {}, "compile"),
+        ("max-autotune", {"verify": "off"}, "off"),
+    ]:
+        rules = config.resolve(graph, mode, options, None, lambda: fakes)
+        assert rules.policy.verify.when == when, (mode, options)

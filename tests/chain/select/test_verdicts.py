@@ -375,20 +375,20 @@ class Warming(Engine):
 def test_verdict_of_too_few_rounds_is_not_used_where_there_is_more_time(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is of two calls each, and one of the engines needs those."""
+    """It is of two calls each. One of the engines needs those; ``verify`` would make another."""
     chain.engines = [Warming("warming"), Engine("steady", NAP * 0.6)]
     with monkeypatch.context() as patched:
         patched.setattr(schedule, "MOST_ROUNDS", 0)
-        assert chain.compile(select={"seconds": 2}).chosen == "steady"
+        assert chain.compile(verify="off", select={"seconds": 2}).chosen == "steady"
         assert [a.engine["timing"]["rounds"] for a in last().attempts] == [0, 0]
-        assert is_remembered(chain.compile(select={"seconds": 2}))
-        assert is_remembered(chain.compile(select={"seconds": 1}))
+        assert is_remembered(chain.compile(verify="off", select={"seconds": 2}))
+        assert is_remembered(chain.compile(verify="off", select={"seconds": 1}))
         move_clock(monkeypatch, days=1.1)
-        assert not is_remembered(chain.compile(select={"seconds": 2}))
-    assert chain.compile(select={"seconds": 3}).chosen == "warming"
-    assert is_remembered(chain.compile(select={"seconds": 4}))
+        assert not is_remembered(chain.compile(verify="off", select={"seconds": 2}))
+    assert chain.compile(verify="off", select={"seconds": 3}).chosen == "warming"
+    assert is_remembered(chain.compile(verify="off", select={"seconds": 4}))
     move_clock(monkeypatch, days=3)
-    assert is_remembered(chain.compile(select={"seconds": 4}))
+    assert is_remembered(chain.compile(verify="off", select={"seconds": 4}))
 
 
 def test_verdict_without_a_load_says_nothing_of_one(
