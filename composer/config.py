@@ -20,7 +20,6 @@ from composer.layers import Layer, Rules, merge, over
 from composer.policy import (
     AUTO,
     FROZEN,
-    NOW,
     Cache,
     Distributed,
     Facts,
@@ -81,8 +80,6 @@ class PolicyBook(Hinting):
     @classmethod
     def hint_for(cls, key: str) -> str:
         """Return a hint what to write instead of an unknown key; empty if there is none."""
-        if key in NOW:
-            return f"it is now {NOW[key]}"
         return f"{key!r} is an option of the table 'defaults'" if key in Policy.model_fields else ""
 
     def layers(self, graph: Facts) -> Iterator[Layer]:

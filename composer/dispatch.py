@@ -178,7 +178,7 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
         entries = entries_of(policy, rules.cache)
     with config.named_origin(rules.origins.get("passes", ""), configured):
         shared = shared_passes(policy.passes, policy.on_pass_error)
-    request = keys.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
+    request = keys.with_key(request, policy.model, shared.key, f"{mode} {policy.key}")
     request = dataclasses.replace(request, number=next(session.current().numbers))
     policy, entries = lock.hold(request, policy, entries, shared)
     with session.current().progress.step(request, "shared passes"):

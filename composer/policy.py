@@ -265,18 +265,14 @@ class Select(Worded):
 
     background: bool = False
     """Under ``fastest``, True lets the first accepted candidate serve at once. The others are built
-    and measured between the calls. It has no effect under ``strict`` or for ``memory``."""
+    and measured between the calls. It has no effect under ``strict``."""
 
-    objective: Literal["latency", "amortised", "memory"] = "latency"
+    objective: Literal["latency", "amortised"] = "latency"
     """``latency`` compares the times of a call. ``amortised`` adds the build time of the candidate,
-    divided by ``calls``. ``memory`` takes the candidate that needs the least memory, among those
-    that are slower than the fastest by at most the share ``within``."""
+    divided by ``calls``."""
 
     calls: Calls = 10_000
     """The number of calls over which ``amortised`` spreads the build time."""
-
-    within: Share = 0.1
-    """The share by which a candidate may be slower than the fastest under ``memory``."""
 
 
 class Verify(Worded):
@@ -454,11 +450,22 @@ class Policy(Hinting):
         )
         return " ".join(map(str, parts))
 
+    def terms(self, candidate: Candidate) -> str:
+        """Return a text of the settings that decide if a candidate is accepted or wins.
+
+        Its options and the limits of its build are not among them.
+        """
+        select = self.select.model_copy(update=_NOT_IN_KEY)
+        verify = self.verify.model_copy(update={"every": Verify().every})
+        parts = (
+            *(candidate.when, candidate.min_coverage or self.min_coverage, self.freeze),
+            *(select, verify, self.precision),
+        )
+        return " ".join(map(str, parts))
+
     @classmethod
     def hint_for(cls, key: str) -> str:
         """Return a hint what to write instead of an unknown key; empty if there is none."""
-        if key in NOW:
-            return f"it is now {NOW[key]}"
         if key in ("cache", "distributed"):
             return f"[{key}] is a table of its own in a policy file, or in composer.configure"
         if key in _torch.inductor.inductor_options():
@@ -530,20 +537,3 @@ def read_policy(fields: Mapping[str, Any] | Policy | None) -> Policy:
     except ValidationError as error:
         mistakes = (in_words(each, Policy) for each in error.errors())
         raise OptionError("; ".join(mistakes)) from None
-
-
-NOW = {
-    "select_seconds": "'seconds' in the table 'select'",
-    "select_async": "'background' in the table 'select'",
-    "objective": "'objective' in the table 'select'",
-    "sample_every": "'every' in the table 'verify'",
-    "tolerance": "'rtol' and 'atol' in the table 'verify'",
-    "max_error": "'max_error' in the table 'precision'",
-    "retry_after": "'retry_after' in the table 'on_runtime_error'",
-    "remember_failures": "'failures' in the table [cache] of a policy file",
-    "remember_verdicts": "'verdicts' in the table [cache] of a policy file",
-    "keep_artefacts": "'artefacts' in the table [cache] of a policy file",
-    "verdict_store": "'store' in the table [cache] of a policy file",
-    "agree_within": "'timeout' in the table [distributed] of a policy file",
-}
-"""The present places of fields that earlier policies had."""

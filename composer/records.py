@@ -117,6 +117,8 @@ class GraphRequest:
         mode: ``torch.compile``'s mode.
         names: Names that policies match the model by, besides ``model``: the class or function
             whose frame is compiled, and the one that the program compiled (empty if unknown).
+        graph_digest: SHA-256 of the graph, its surroundings and the shared passes: ``graph_key``
+            without the settings of the policy.
         key_among_ranks: ``graph_key`` without the parts that differ between the ranks of
             ``torch.distributed``. Empty in a process that is the only rank.
         rewritten_by: Names of the passes of the stages ``torch`` and ``aten`` that changed it.
@@ -140,6 +142,7 @@ class GraphRequest:
     mode: str | None = None
     names: tuple[str, ...] = ()
     number: int = 0
+    graph_digest: str = ""
     key_among_ranks: str = ""
     rewritten_by: tuple[str, ...] = ()
     compared_passes: frozenset[str] = frozenset()

@@ -15,6 +15,7 @@ from typing import Any
 
 from composer.config import Source, is_disabled, read
 from composer.errors import OptionError, UnknownNameError
+from composer.knowledge.facts import Knowledge
 from composer.lowering.weights.narrow import Copies
 from composer.mistakes import refuse_mistakes
 from composer.records import CompileReport, WithoutGraph
@@ -28,9 +29,7 @@ KEPT_REPORTS = 1000
 
 
 class Session:
-    """The last 1,000 reports, the engines in quarantine, and the other memory of a process.
-
-    An engine that failed for a graph at run time is in quarantine for that graph.
+    """The last 1,000 reports, what is known about candidates, and the other memory of a process.
 
     Attributes:
         configured: The argument of ``composer.configure``.
@@ -42,23 +41,17 @@ class Session:
         noted: The number of compiles that gave no graph.
         warned: The pairs of backend and reason that the user was already warned of.
         installed: Engines that could serve a graph for which nobody wrote a chain.
-        failures: Keys of the failures that this process has stored on disk.
-        verdicts: Keys of the verdicts that this process has stored on disk.
-        unkept: For each graph's key, the reason why its verdict is not on disk; empty where it is.
-        fills_store: Whether remembered verdicts also go to a shared store (``composer tune``).
-        self_tests: For each engine and kind of device, the reason why it does not work with the
-            installed versions; empty where it works.
+        knowledge: What is known about candidates for graphs.
         background: The thread that builds and measures engines beside the program.
         copies: The weights that engines read in bfloat16.
         numbers: Gives each graph of this process its number.
-        left_alone: The URLs of the shared stores that are not asked again, and the error of each.
     """
 
     def __init__(self) -> None:
         self.configured: Source = None
         self.sinks = Sinks()
         self.witness: Any = None
-        self.self_tests: dict[tuple[type, str], str] = {}
+        self.knowledge = Knowledge()
         self.background = Worker()
         self.copies = Copies()
         self.numbers = itertools.count(1)
@@ -72,18 +65,13 @@ class Session:
         self._without_graph: deque[WithoutGraph] = deque(maxlen=KEPT_REPORTS)
         self.captured: set[str] = set()
         self.noted = 0
-        self._quarantined: dict[tuple[str, str], object] = {}
         self.warned: set[tuple[str, str]] = set()
         self.installed: dict[str, None] = {}
-        self.failures: set[str] = set()
-        self.verdicts: set[str] = set()
-        self.unkept: dict[str, str] = {}
-        self.fills_store = False
-        self.left_alone: dict[str, str] = {}
 
     def successor(self) -> Session:
         """A session with the same policy, sinks and background thread, and without any compile."""
         following = copy.copy(self)
+        following.knowledge = self.knowledge.successor()
         following._begin()
         return following
 
@@ -113,25 +101,6 @@ class Session:
         """
         now = {id(report.runtime): report for report in self.reports()}
         return [now.get(id(report.runtime), report) for report in reports]
-
-    def quarantine(self, graph_key: str, backend: str, keep: object = None) -> None:
-        """Do not try this backend on this graph again, until it is released.
-
-        Args:
-            graph_key: The graph's key.
-            backend: The candidate's key.
-            keep: An object whose identity is part of the key. It is kept alive, so that no other
-                object gets the same identity.
-        """
-        self._quarantined[graph_key, backend] = keep
-
-    def release(self, graph_key: str, backend: str) -> None:
-        """Let this backend be tried on this graph again."""
-        self._quarantined.pop((graph_key, backend), None)
-
-    def is_quarantined(self, graph_key: str, backend: str) -> bool:
-        """Whether this backend failed, or gave a wrong result, for this graph at run time."""
-        return (graph_key, backend) in self._quarantined
 
     def note(self, found: WithoutGraph) -> None:
         """Remember a compile that gave no graph. Beyond 1,000 the oldest is dropped."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from inspect import signature
 
 import pytest
@@ -105,31 +104,6 @@ def test_mistakes_in_what_holds_for_the_process_are_named(
     """Under their tables."""
     with pytest.raises(OptionError, match=f"option '{path}' {said}"):
         composer.configure(nested(path, value))
-
-
-@pytest.mark.parametrize(
-    ("old", "said"),
-    [
-        ("select_seconds", "'seconds' in the table 'select'"),
-        ("select_async", "'background' in the table 'select'"),
-        ("objective", "'objective' in the table 'select'"),
-        ("sample_every", "'every' in the table 'verify'"),
-        ("tolerance", "'rtol' and 'atol' in the table 'verify'"),
-        ("max_error", "'max_error' in the table 'precision'"),
-        ("retry_after", "'retry_after' in the table 'on_runtime_error'"),
-        ("remember_failures", "'failures' in the table [cache]"),
-        ("remember_verdicts", "'verdicts' in the table [cache]"),
-        ("keep_artefacts", "'artefacts' in the table [cache]"),
-        ("verdict_store", "'store' in the table [cache]"),
-        ("agree_within", "'timeout' in the table [distributed]"),
-    ],
-)
-def test_a_field_of_before_is_told_its_new_name(old: str, said: str) -> None:
-    """In options and in a file."""
-    with pytest.raises(OptionError, match=re.escape(f"unknown option {old!r}; it is now {said}")):
-        resolve(options={old: 1})
-    with pytest.raises(OptionError, match=re.escape(f"'defaults.{old}'; it is now {said}")):
-        composer.configure({"defaults": {old: 1}})
 
 
 @pytest.mark.parametrize(

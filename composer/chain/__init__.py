@@ -11,6 +11,6 @@ Read in this order:
 An attempt may also build in a child process (:mod:`~composer.chain.sandbox`), compare numbers
 (:mod:`~composer.chain.verify`), compute in bfloat16 (:mod:`~composer.chain.precision`,
 :mod:`~composer.chain.mixed_precision`), ask other ranks (:mod:`~composer.chain.ranks`), and know of
-earlier failures (:mod:`~composer.chain.failures`, :mod:`~composer.chain.selftest`).
+the test of an engine (:mod:`~composer.chain.selftest`).
 :mod:`~composer.chain.lock` reads and writes ``composer.lock``.
 """

@@ -40,6 +40,7 @@ from composer.errors import PassError, Refusal, causes, first_line, refuse, text
 from composer.graphs import clones, sharing, writes
 from composer.graphs.comparison import Bounds
 from composer.graphs.modes import leaving_modes
+from composer.knowledge.fingerprint import Fingerprint
 from composer.lowering.each import compile_each
 from composer.passes.within_aotautograd import LatePasses
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
@@ -76,7 +77,7 @@ def try_candidate(
     in_fp32: int = 0,
     *,
     made: dict[str, object] | None = None,
-    require_working: Callable[[ChainEntry, GraphRequest], None] = lambda entry, request: None,
+    require_working: Callable[[ChainEntry, Fingerprint], None] = lambda entry, of: None,
     at_run_time: bool = False,
 ) -> Tried:
     """Make one attempt; return its record, and the compiled callable or the error.
@@ -104,19 +105,20 @@ def try_candidate(
     is_fallback = entry.is_fallback
     vote = ranks.NOBODY if is_fallback else vote
     started, handled = time.perf_counter(), sys.exception()
+    fingerprint = Fingerprint(request, (entry.parts,))
     trial = _Trial(request, entry, passes, vote, made, BuildFacts())
     if lacks := _torch.names.off(look=False):
         trial.facts.extra["torch_lacks"] = lacks
     try:
         with _torch.modes.restored_modes():  # a failed build may leave torch's modes changed
-            entry.skip(request)
+            entry.skip(fingerprint)
             if not is_fallback:
                 _decline_forward_mode()
                 sharing.decline_shared(request)
             entry.backend.probe(request)
-            entry.recall(request, trial.facts)
+            entry.recall(fingerprint, trial.facts)
             if not entry.limits.isolate:  # else the child process does
-                require_working(entry, request)
+                require_working(entry, fingerprint)
             compiled, bounds = _acceptable(trial, in_fp32)
         vote.accept(trial.facts)
         accepted = _record(trial, started)
@@ -127,6 +129,8 @@ def try_candidate(
         failed = _failed(trial, error, started)
         vote.refuse(failed.sentence())
         _raise_pass_error(error)
+        if trouble := entry.learn(fingerprint, failed, error):
+            failed = dataclasses.replace(failed, engine=failed.engine | {"failures": trouble})
         return Tried(failed, None, without_frames(error, handled), is_fallback=is_fallback)
     return Tried(accepted, compiled, is_fallback=is_fallback, bounds=bounds)
 
@@ -230,7 +234,7 @@ def _build_within_limits(
         precision=precision,
         freeze=entry.freeze,
         late=trial.passes,
-        artefacts=Artefacts(entry.keep_gib, trial.made),
+        artefacts=Artefacts(entry.cache.artefacts, trial.made),
         facts=trial.facts,
     )
     if entry.limits.isolate and not (entry.is_fallback or entry.backend.isolates_itself):

@@ -10,13 +10,15 @@ from composer import session
 from composer.backends import find_backend, refuse_slip
 from composer.backends.base import Backend
 from composer.build import BuildFacts, Freeze, Precision
-from composer.chain import failures
 from composer.config import is_disabled
 from composer.errors import OptionError, UnknownNameError, refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
+from composer.knowledge.failure import Failure, is_expensive
+from composer.knowledge.fingerprint import CandidateParts, Fingerprint
+from composer.knowledge.quarantine import Quarantined
 from composer.layers import Rules
 from composer.policy import Cache, Candidate, Facts, Policy
-from composer.records import Attempt, GraphRequest, Reason, Status, in_precision
+from composer.records import Attempt, Reason, Status
 from composer.system import subprocesses
 
 T = TypeVar("T")
@@ -32,8 +34,8 @@ class ChainEntry:
         min_coverage: Share of the graph's compute nodes that the engine has to take.
         bounds: How far its numbers may be off eager's; ``None`` if they are not compared.
         limits: The limits of its build, and whether a child process builds it first.
-        remember_days: For how many days its failures are remembered; 0 for not at all.
-        keep_gib: GiB on disk for the artefacts that builds keep.
+        cache: The settings of what is kept on disk. Under ``strict`` no failures are.
+        terms: The settings that decide if it is accepted or wins, as text.
         freeze: True if the engine may compile weights in as constants.
         barred: Why it must not be tried; empty if it may be.
         precision: The precision of the candidate; ``None`` if the policy asks for none.
@@ -47,8 +49,8 @@ class ChainEntry:
     min_coverage: float
     bounds: Bounds | None
     limits: subprocesses.Limits
-    remember_days: float
-    keep_gib: float
+    cache: Cache
+    terms: str
     freeze: Freeze
     barred: str = ""
     precision: Precision | None = None
@@ -56,27 +58,24 @@ class ChainEntry:
     bounds_in_bf16: LowPrecisionBounds | None = None
 
     @property
-    def key(self) -> str:
-        """The name, options and precision, which identify the candidate within this process.
-
-        Different callables may have the same name, such as those that one function makes. So the
-        key of a callable includes its address.
-        """
-        candidate = self.candidate
-        engine, key = candidate.backend, candidate.name
-        if not isinstance(engine, str):
-            held = getattr(engine, "__self__", engine)  # a bound method is made anew each time
-            key += f" at {id(held):#x}"
-        if candidate.options:
-            key += f" with {sorted(candidate.options.items())}"
-        return in_precision(key, self.precision)
+    def parts(self) -> CandidateParts:
+        """What identifies the candidate, for a fingerprint."""
+        return CandidateParts(
+            name=self.candidate.name,
+            backend=self.backend,
+            held=self.candidate.backend,
+            options=str(sorted(self.candidate.options.items())),
+            precision=self.precision or "",
+            limits=str(self.limits),
+            terms=self.terms,
+        )
 
     @property
     def is_fallback(self) -> bool:
         """True if it runs the captured graph as it is (``eager``)."""
         return self.backend.may_return_original
 
-    def skip(self, request: GraphRequest) -> None:
+    def skip(self, fingerprint: Fingerprint) -> None:
         """Refuse if the policy bars the candidate, or it is in quarantine for this graph.
 
         Raises:
@@ -85,30 +84,33 @@ class ChainEntry:
         if self.barred:
             refuse(Status.SKIPPED, Reason.POLICY, self.barred)
         when = self.candidate.when
-        if when is not None and not when.holds(Facts.of(request)):
+        if when is not None and not when.holds(Facts.of(fingerprint.request)):
             message = f"the policy wants it only when {when}"
             refuse(Status.SKIPPED, Reason.POLICY, message)
-        if session.current().is_quarantined(request.graph_key, self.key):
+        if session.current().knowledge.recall(Quarantined, fingerprint, self.cache).fact:
             message = "it failed at run time for this graph, earlier in this process"
             refuse(Status.SKIPPED, Reason.QUARANTINED, message)
 
-    def remember(self, request: GraphRequest, attempt: Attempt, error: BaseException) -> None:
-        """Keep a failure that was expensive, so that no other process repeats it."""
-        if self.remember_days and failures.is_expensive(attempt, error):
-            failures.remember(self._failure_key(request), request, attempt)
-
-    def recall(self, request: GraphRequest, facts: BuildFacts) -> None:
-        """Refuse a candidate that failed on this graph in an earlier process.
+    def recall(self, fingerprint: Fingerprint, facts: BuildFacts) -> None:
+        """Refuse a candidate that failed on this graph earlier.
 
         Raises:
             Refusal: ``skipped`` with ``known_failure``.
         """
-        if self.remember_days and not self.is_fallback:
-            failures.refuse_known(self._failure_key(request), self.remember_days, facts)
+        if self.is_fallback:
+            return
+        known = session.current().knowledge.recall(Failure, fingerprint, self.cache)
+        if known.trouble:
+            facts.extra["failures"] = known.trouble
+        if known.fact is not None:
+            raise known.fact.refusal()
 
-    def _failure_key(self, request: GraphRequest) -> str | None:
-        settings = self.candidate, self.backend, self.limits, self.precision
-        return failures.key_of(request, *settings)
+    def learn(self, fingerprint: Fingerprint, attempt: Attempt, error: BaseException) -> str:
+        """Remember a failure that was expensive; return why it could not be kept on disk."""
+        if not self.cache.failures or not is_expensive(attempt, error):
+            return ""
+        failure = Failure.of(fingerprint.request, attempt)
+        return session.current().knowledge.learn(failure, fingerprint, self.cache)
 
 
 def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, ...]:
@@ -124,6 +126,8 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
     """
     entries: list[ChainEntry] = []
     cache = cache or Cache()
+    if policy.strict:
+        cache = cache.model_copy(update={"failures": 0.0, "verdicts": 0.0})
     bounds = bounds_of(policy) if policy.verify.when != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
     for candidate in policy.chain:
@@ -139,8 +143,8 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
                 min_coverage=_own_or(policy.min_coverage, candidate.min_coverage),
                 bounds=bounds,
                 limits=_limits(candidate, policy, backend),
-                remember_days=0.0 if policy.strict else cache.failures,
-                keep_gib=cache.artefacts,
+                cache=cache,
+                terms=policy.terms(candidate),
                 freeze=policy.freeze,
             )
             entries += _in_each_precision(entry, policy)

@@ -20,26 +20,20 @@ import torch.fx
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 
 from composer import _torch, session
-from composer.backends.base import Backend
 from composer.chain.attempt import try_candidate
 from composer.chain.candidates import ChainEntry, entries_of
 from composer.errors import first_line, refuse
 from composer.graphs import capture
+from composer.knowledge.fingerprint import Fingerprint
+from composer.knowledge.incompatibility import Tested
 from composer.passes.within_aotautograd import LatePasses
 from composer.policy import Cache, Candidate, Policy, Verify
-from composer.records import Attempt, GraphRequest, Reason, Status, plain
-from composer.system import distribution, hardware
-from composer.system.disk import DiskCache, digest_of
+from composer.records import Attempt, Reason, Status, plain
+from composer.system import distribution
 from composer.system.distribution import version_of
 
-_LIMIT = 1 << 20
 _INCOMPATIBLE = (Status.FAILED, Status.REJECTED, Status.UNAVAILABLE)
 """The statuses that show that an engine does not work. Declining a graph is not one of them."""
-
-
-def cache() -> DiskCache:
-    """The disk cache that outcomes are kept in."""
-    return DiskCache("selftests", limit=_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,46 +86,35 @@ _CASES = (
 )
 
 
-def require(entry: ChainEntry, request: GraphRequest) -> None:
+def require(entry: ChainEntry, fingerprint: Fingerprint) -> None:
     """Refuse an engine that does not work with the installed versions.
 
     Args:
         entry: The candidate that is about to be built.
-        request: The graph that it is to be built for, whose device the engine is tried on.
+        fingerprint: Its fingerprint for the graph, on whose device the engine is tried.
 
     Raises:
         Refusal: ``unavailable`` with ``engine_incompatible``.
     """
-    backend = entry.backend
-    if not backend.has_self_test:
+    if not entry.backend.has_self_test:
         return
-    device = torch.device(request.device).type
-    outcomes, key = session.current().self_tests, (type(backend), device)
-    if key not in outcomes:
-        outcomes[key] = _outcome(entry, device)
-    if why := outcomes[key]:
-        refuse(Status.UNAVAILABLE, Reason.ENGINE_INCOMPATIBLE, why)
+    known = session.current().knowledge.recall(Tested, fingerprint, entry.cache)
+    # The outcome holds for every policy, so the options of one chain are not part of it.
+    bare = Candidate(backend=entry.candidate.backend)
+    outcome = known.fact or _learnt(entry, fingerprint, run_all(bare, fingerprint.device))
+    if outcome.why:
+        refuse(Status.UNAVAILABLE, Reason.ENGINE_INCOMPATIBLE, outcome.why)
 
 
-def _outcome(entry: ChainEntry, device: str) -> str:
-    """Return why the engine does not work; empty if it does. The result is kept on disk."""
-    key = _key(entry.backend, device)
-    kept = cache().get(key) if key else None
-    if kept is not None:
-        return str(kept.facts["why"])
-    attempts = run_all(entry.candidate, device)
-    return _keep(entry, key, attempts)
-
-
-def _keep(entry: ChainEntry, key: str | None, attempts: Mapping[str, Attempt]) -> str:
-    """Keep the results of an engine on the small graphs; return why it does not work."""
+def _learnt(entry: ChainEntry, fingerprint: Fingerprint, attempts: Mapping[str, Attempt]) -> Tested:
+    """Remember and return the outcome of the attempts on the small graphs."""
     failed = [each for each in attempts.values() if each.status in _INCOMPATIBLE]
-    if Reason.OUT_OF_MEMORY in [each.reason for each in failed]:
-        return ""  # the result says nothing about the versions
     why = _message(entry, failed[0]) if failed else ""
-    if key:
-        cache().put(key, {"backend": entry.candidate.name, "why": why})
-    return why
+    outcome = Tested(backend=entry.candidate.name, why=why)
+    if Reason.OUT_OF_MEMORY in [each.reason for each in failed]:
+        return outcome.model_copy(update={"why": ""})  # it says nothing about the versions
+    session.current().knowledge.learn(outcome, fingerprint, entry.cache)
+    return outcome
 
 
 def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
@@ -145,7 +128,10 @@ def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     attempts = run_all(candidate, arguments["device"])
     (entry,) = entries_of(Policy(chain=(candidate,)))
     if entry.backend.has_self_test:
-        _keep(entry, _key(entry.backend, arguments["device"]), attempts)
+        first = _CASES[0]
+        gm = torch.fx.symbolic_trace(first.function)
+        request = capture.read_request(gm, first.inputs(torch.device(arguments["device"])))
+        _learnt(entry, Fingerprint(request, (entry.parts,)), attempts)
     return {name: plain(attempt) for name, attempt in attempts.items()}
 
 
@@ -184,17 +170,6 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
             node.meta["example_value"] = fake
         with _torch.compiles.captured_with(fakes, inputs):
             return try_candidate(capture.read_request(gm, inputs), entry, LatePasses()).attempt
-
-
-def _key(backend: Backend, device: str) -> str | None:
-    """Return the key of an outcome; ``None`` if the engine has no identity."""
-    identity = backend.identity()
-    if identity is None:
-        return None
-    versions = [version_of(distribution.NAME), torch.__version__, platform.python_version()]
-    return digest_of(
-        {"backend": identity, "versions": versions, "machine": hardware.describe(device)}
-    )
 
 
 def _message(entry: ChainEntry, failed: Attempt) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import TypeVar
 
 from composer import _torch, session
@@ -14,11 +12,14 @@ from composer.chain import ranks, select, selftest
 from composer.chain.attempt import try_candidate
 from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import make_fallback
-from composer.chain.select import choice, remembered, verdicts
+from composer.chain.select import choice, remembered
 from composer.errors import CandidateError, ChainExhausted
+from composer.knowledge.facts import Known
+from composer.knowledge.verdict import Verdict
 from composer.passes.resolve import SharedPasses
 from composer.passes.within_aotautograd import LatePasses
 from composer.records import Attempt, GraphRequest, Outcome, Status
+from composer.system.memory import free_memory
 
 E = TypeVar("E", bound=BaseException)
 
@@ -37,7 +38,9 @@ def walk(
     """Try one candidate after the other, and choose which one serves the graph.
 
     Without a ``benchmark``, the first accepted candidate serves; with one, the fastest of the
-    accepted ones. The eager fallback serves if no candidate does.
+    accepted ones. The eager fallback serves if no candidate does. If the fastest is known from
+    earlier, only that candidate is tried: no other is built, probed or imported. It is proven and
+    verified like any other.
 
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
@@ -54,11 +57,32 @@ def walk(
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     made = {} if made is None else made
-    fallback = functools.partial(make_fallback, request, shared)
+
+    def fallback() -> choice.Tried:
+        return choice.fallback_of(make_fallback(request, shared))
+
+    obstacle = ""
+    if benchmark is not None:
+        obstacle = select.obstacle(request, among_ranks=agree_within > 0)
+    if obstacle:
+        benchmark = None
+    known: Known[Verdict] = Known()
+    if benchmark is not None and not at_run_time:
+        known = remembered.recall(request, entries, benchmark)
+    verdict = known.fact
+    order = list(range(len(entries)))
+    in_fp32 = 0
+    if verdict is not None:
+        if verdict.winner is None:
+            return remembered.outcome_of(verdict, known.source, fallback())
+        order.remove(verdict.winner)
+        order.insert(0, verdict.winner)
+        in_fp32 = verdict.candidates[verdict.winner].products_in_fp32
+
+    ends: dict[int, choice.Tried] = {}
     again = _torch.dynamo.is_recompile()
     with ranks.among_ranks(request.key_among_ranks, agree_within, again=again) as vote:
-
-        def trial(place: int, in_fp32: int = 0) -> choice.Tried:
+        for place in order:
             entry = entries[place]
             passes = LatePasses(shared, entry.candidate.name)
             with session.current().progress.step(request, entry.candidate.name):
@@ -72,54 +96,31 @@ def walk(
                     require_working=selftest.require,
                     at_run_time=at_run_time,
                 )
-            if tried.error is not None:  # an expensive failure is remembered
-                entry.remember(request, tried.attempt, tried.error)
-            return dataclasses.replace(tried, passes=passes.records)
-
-        tries = functools.partial(_try_in_turn, trial, len(entries), strict=strict)
-        if benchmark is None:
-            return choice.first(tries(), fallback)
-        if obstacle := select.obstacle(request, among_ranks=agree_within > 0):
-            return choice.first(tries(), fallback, why=obstacle)
-        cache = None if at_run_time else verdict_cache(request, entries, benchmark)
-        return remembered.fastest(trial, tries, fallback, request, benchmark, cache)
-
-
-def verdict_cache(
-    request: GraphRequest, entries: Sequence[ChainEntry], benchmark: select.Benchmark
-) -> verdicts.VerdictCache | None:
-    """Return the cache of a benchmark's verdict; ``None`` if the verdict cannot be remembered."""
-    if benchmark.terms is None:
-        return None
-    key = verdicts.key_of(request, entries)
-    if key is None:
-        session.current().unkept[request.graph_key] = "nobody knows what the engines are"
-        return None
-    return verdicts.VerdictCache(request, entries, benchmark.terms, key)
-
-
-def _try_in_turn(
-    trial: Callable[[int], choice.Tried],
-    number: int,
-    done: Mapping[int, choice.Tried] = MappingProxyType({}),
-    *,
-    strict: bool,
-) -> Iterator[choice.Tried]:
-    """Yield the tried candidates in turn, up to an accepted one that is eager itself.
-
-    Args:
-        trial: Tries the candidate at a place of the chain.
-        number: The number of candidates.
-        done: The candidates that were tried before, by their places.
-        strict: End at the first candidate that is not accepted.
-    """
-    for place in range(number):
-        tried = done.get(place) or trial(place)
-        yield tried
-        if tried.is_fallback and tried.attempt.accepted:
-            return
-        if strict and _is_refused(tried.attempt):
-            return
+            ends[place] = tried = dataclasses.replace(tried, passes=passes.records)
+            in_fp32 = 0
+            is_accepted = tried.compiled is not None
+            if verdict is not None and is_accepted:
+                return remembered.outcome_of(verdict, known.source, tried)
+            if verdict is not None:
+                # The winner of then is refused now, so all are measured anew.
+                session.current().knowledge.forget(
+                    Verdict, remembered.fingerprint_of(request, entries)
+                )
+                verdict = None
+            if is_accepted and benchmark is None:
+                return choice.first(list(ends.values()), tried, obstacle)
+            if is_accepted and tried.is_fallback:
+                break
+            if strict and _is_refused(tried.attempt):
+                break
+    in_chain = [ends[place] for place in sorted(ends)]
+    if benchmark is None:
+        return choice.outcome_of(in_chain, fallback())
+    outcome = choice.fastest(in_chain, fallback, request, benchmark)
+    free_memory()  # of those that lost
+    if not at_run_time:
+        remembered.keep(request, entries, benchmark, outcome)
+    return outcome
 
 
 def _is_refused(attempt: Attempt) -> bool:

@@ -10,26 +10,33 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from composer.backends.tensorrt import cache as tensorrt
-from composer.chain import failures, selftest
-from composer.chain.select import verdicts
 from composer.cli.usage import USAGE, Json, fail
-from composer.errors import CacheWarning, first_line
+from composer.errors import CacheWarning
+from composer.knowledge.facts import Fact
+from composer.knowledge.failure import Failure
+from composer.knowledge.incompatibility import Tested
+from composer.knowledge.verdict import Verdict
 from composer.lowering.export import artefacts
 from composer.registry import did_you_mean
 from composer.system.disk import DiskCache, cache_dir
+
+_KINDS: dict[str, type[Fact]] = {each.kind: each for each in (Failure, Tested, Verdict)}
+"""The kinds of facts that are kept on disk, by name."""
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
 
 
 def _caches_of(kind: str) -> dict[str, DiskCache]:
     """Return the caches of a kind, or of every kind if it is empty, by name."""
-    ours = [each.cache() for each in (failures, selftest, artefacts, verdicts)]
-    known = {each.name: each for each in (*ours, tensorrt.plans(), tensorrt.timings())}
+    ours = [each.cache() for each in _KINDS.values()]
+    others = artefacts.cache(), tensorrt.plans(), tensorrt.timings()
+    known = {each.name: each for each in (*ours, *others)}
     if kind and kind not in known:
         fail(f"nothing kept is called {kind!r}{did_you_mean(kind, known)}", USAGE)
     return {kind: known[kind]} if kind else known
@@ -117,23 +124,21 @@ def _rows(kind: str, cache: DiskCache) -> list[dict[str, Any]]:
             "key": entry.key,
             "written": datetime.fromtimestamp(entry.written, UTC).isoformat(timespec="seconds"),
             "bytes": entry.size,
-            "what": _what(entry.facts),
+            "what": _what(kind, entry.facts),
             "facts": entry.facts,
         }
         for entry in cache.entries()
     ]
 
 
-def _what(facts: dict[str, Any]) -> str:
+def _what(kind: str, facts: dict[str, Any]) -> str:
     """Return an entry as one line: the engine, the model, and the result."""
-    if "candidates" in facts:
-        return verdicts.sentence(facts)
     if "library" in facts:
         name, version = facts["library"]
         return f"{name}  {version}  for {facts['target']['gpu']}"
     if facts.get("kind") in _LOWERED:
         return _LOWERED[facts["kind"]].format(**facts)
-    if "why" in facts:
-        return f"{facts['backend']}  {facts['why'] or 'works with the installed versions'}"
-    graph = f"{facts['backend']}  {facts['model']}  {facts['device']}"
-    return f"{graph}  {facts['status']} ({facts['reason']})  {first_line(facts['message'])}"
+    try:
+        return _KINDS[kind].model_validate_json(json.dumps(facts)).sentence()
+    except ValidationError:
+        return f"no {_KINDS[kind].noun}"

@@ -9,9 +9,9 @@ import torch
 
 from composer import backends
 from composer.chain.candidates import ChainEntry, entries_of
-from composer.chain.select.shared_store import SharedStore
 from composer.config import PolicyBook, Rule
 from composer.errors import OptionError
+from composer.knowledge.shared_store import SharedStore
 from composer.layers import Layer, merge
 from composer.policy import AUTO, DYNAMO, Match, Policy, names_code
 from composer.registry import did_you_mean
@@ -27,7 +27,6 @@ _NEEDS = {
     ("select", "background"): ("by", _MEASURED),
     ("select", "objective"): ("by", _MEASURED),
     ("select", "calls"): ("objective", {"amortised"}),
-    ("select", "within"): ("objective", {"memory"}),
     ("verify", "every"): ("when", {"sample"}),
     ("verify", "rtol"): ("when", _COMPARED),
     ("verify", "atol"): ("when", _COMPARED),

@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer import config
-from composer.chain.select.shared_store import SharedStore
 from composer.cli.process import cache, refuse_switches
 from composer.cli.usage import USAGE, PolicyFile, Remember, fail, fail_on
 from composer.errors import ComposerError
+from composer.knowledge.shared_store import SharedStore
 from composer.system.subprocesses import Limits
 from composer.telemetry.report import cell
 from composer.tools.tune import Job, perform, read_jobs, this_machine

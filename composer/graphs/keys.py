@@ -16,19 +16,24 @@ from composer.graphs.written import lines
 from composer.records import GraphRequest
 
 
-def with_key(request: GraphRequest, name: str | None, settings: str) -> GraphRequest:
-    """The request with its key, and with the user's own name for the model if there is one.
+def with_key(request: GraphRequest, name: str | None, passes: str, settings: str) -> GraphRequest:
+    """The request with its keys, and with the user's own name for the model if there is one.
 
     Args:
         request: The facts about the graph, with the name of the class or function as its model.
         name: The user's name for the model.
-        settings: Text of everything else that the key depends on.
+        passes: Text of the shared passes.
+        settings: Text of the settings of the policy.
     """
-    text = _text(request.gm, settings, request.example_inputs)
+    graph = _text(request.gm, passes, request.example_inputs)
+    text = f"{graph}\n{without_address(settings)}"
     among_ranks = _digest(_as_on_every_rank(text)) if _torch.ranks.world_size() > 1 else ""
-    model = name or request.model
     return dataclasses.replace(
-        request, model=model, graph_key=_digest(text), key_among_ranks=among_ranks
+        request,
+        model=name or request.model,
+        graph_key=_digest(text),
+        graph_digest=_digest(graph),
+        key_among_ranks=among_ranks,
     )
 
 

@@ -20,7 +20,6 @@ that the thread takes cores, memory and interpreter time:
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ from typing import Any
 import torch
 
 from composer import _torch, session
-from composer.chain import select, walk
+from composer.chain import select
 from composer.chain.candidates import ChainEntry
-from composer.chain.select import choice
+from composer.chain.select import choice, remembered
 from composer.errors import error_line
 from composer.graphs import clones, writes
 from composer.layers import Rules
@@ -80,15 +79,12 @@ class BackgroundSelection:
     ) -> BackgroundSelection | None:
         """Return the selection for a graph; ``None`` if everything is built before the first call.
 
-        This is also the case if memory is the objective, since the memory of an engine cannot be
-        told from that of the running program; and if the fastest engine is remembered already.
+        This is also the case if the fastest engine is remembered already.
         """
         benchmark = select.Benchmark.of(policy, rules.cache)
-        waits = policy.strict or policy.select.objective == "memory"
-        if benchmark is None or waits or not policy.select.background:
+        if benchmark is None or policy.strict or not policy.select.background:
             return None
-        cache = walk.verdict_cache(request, entries, benchmark)
-        if cache is not None and cache.recall():
+        if remembered.recall(request, entries, benchmark).fact is not None:
             return None
         among_ranks = rules.distributed.timeout > 0
         obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
@@ -195,13 +191,12 @@ class _Task:
         try:
             self._check()
             request = successors.request_for(self.inputs)
-            cache = walk.verdict_cache(request, successors.entries, self.benchmark)
             outcome = self._race(request)
             self._check()
             self._choose(outcome)
             successors.publish()
-            if cache is not None and not self.undecided:
-                cache.keep(outcome)
+            if not self.undecided:
+                remembered.keep(request, successors.entries, self.benchmark, outcome)
         except _Dropped as dropped:
             self._tell(str(dropped))
         except control_flow.ProcessEnds:
@@ -243,7 +238,7 @@ class _Task:
         serving = choice.Tried(self.attempts[-1], self.run)
         with self.slot.barred() as barrier:
             return choice.fastest(
-                itertools.chain(refused, (serving,), self._others()),
+                [*refused, serving, *self._others()],
                 self._fallback,
                 dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
                 dataclasses.replace(self.benchmark, barrier=barrier),
@@ -259,9 +254,9 @@ class _Task:
             if tried.is_fallback and tried.attempt.accepted:
                 return
 
-    def _fallback(self) -> choice.Made:
+    def _fallback(self) -> choice.Tried:
         with _torch.compiles.compiling(), _torch.randomness.frozen_generators():
-            return self.successors.fallback_in_time(self.inputs)
+            return choice.fallback_of(self.successors.fallback_in_time(self.inputs))
 
     def _try(self, entry: ChainEntry) -> choice.Tried:
         before = self._states()

@@ -26,6 +26,8 @@ from composer.errors import FallbackWarning, Refusal, first_line, text_of
 from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Values
+from composer.knowledge.fingerprint import Fingerprint
+from composer.knowledge.quarantine import Quarantined
 from composer.passes.resolve import SharedPasses
 from composer.policy import Cache, Policy
 from composer.records import (
@@ -171,8 +173,10 @@ class Succession:
 
     def quarantine(self, place: int) -> None:
         """Exclude a candidate for this graph in the whole process."""
-        engine = self.entries[place]
-        session.current().quarantine(self.request.graph_key, engine.key, engine.candidate.backend)
+        entry = self.entries[place]
+        quarantined = Quarantined(held=entry.candidate.backend)
+        fingerprint = Fingerprint(self.request, (entry.parts,))
+        session.current().knowledge.learn(quarantined, fingerprint, entry.cache)
 
     def failed(self, error: BaseException, what: str) -> None:
         """Record that the engine failed; if ``error`` is a Refusal, its numbers were wrong."""
@@ -207,7 +211,8 @@ class Succession:
         If the policy asks for the fastest engine, it is also timed against the eager fallback.
         """
         entry = self.entries[place]
-        session.current().release(self.request.graph_key, entry.key)
+        fingerprint = Fingerprint(self.request, (entry.parts,))
+        session.current().knowledge.forget(Quarantined, fingerprint)
         outcome, backwards = self.walk(args, (entry,), self._benchmark)
         attempts = (*self.report.attempts, *outcome.attempts)
         if not outcome.attempts[0].accepted:

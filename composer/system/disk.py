@@ -128,6 +128,10 @@ class DiskCache:
         self.path = (root or cache_dir()) / name
         self.trouble = ""
 
+    def has(self, key: str) -> bool:
+        """True if there is an entry of this key, whatever it holds."""
+        return self._file(key).exists()
+
     def get(self, key: str) -> Entry | None:
         """The entry of this key; ``None`` if there is none, or if it cannot be trusted."""
         path, entry = self._file(key), None

@@ -101,7 +101,7 @@ heavy = ("onnxscript", "onnx_ir", "torch.onnx._internal.exporter._core", "openvi
          "torch._inductor.compile_fx", "tensorrt", "torch_tensorrt")
 print(json.dumps([attempt.engine["artefacts"], [each for each in heavy if each in sys.modules]]))
 """
-    session.current().self_tests.clear()  # so that the engine proves itself for both processes
+    session.current().knowledge._memory.clear()  # so that it is tested for both
     compiled(mlp(), "onnxrt")(torch.randn(3, 8))
     assert recorded() == "kept"
     done = fresh_python(code)

@@ -20,6 +20,7 @@ LAYERS = [
     ("passes",),
     ("lowering", "telemetry"),
     ("backends",),
+    ("knowledge",),
     ("mistakes", "session"),
     ("chain",),
     ("runtime",),

@@ -5,8 +5,8 @@
 
 To find the fastest, :func:`measure` (:mod:`~composer.chain.select.rounds`) times the participants
 of a :mod:`~composer.chain.select.benchmark` in rounds, on the first call's inputs
-(:mod:`~composer.chain.select.timer`), measures memory (:mod:`~composer.chain.select.footprint`),
-and ends when :mod:`~composer.chain.select.rules` say who has won.
+(:mod:`~composer.chain.select.timer`), and ends when :mod:`~composer.chain.select.rules` say who has
+won.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ from typing import Any
 
 from composer import _torch
 from composer.chain import verify
-from composer.chain.select import verdicts
-from composer.chain.select.footprint import MIB
 from composer.chain.select.rules import TIE, at_most, mean, times_as_fast
 from composer.policy import Cache, Policy
 from composer.records import GraphRequest
@@ -22,7 +20,7 @@ calls may take the same share or the upper limit, whichever is longer."""
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a benchmark may take; readings of memory and waits at the barrier come on top.
+    """How long a benchmark may take; waits at the barrier come on top.
 
     Attributes:
         seconds: For all but the first call of each participant. In that call an engine may compile,
@@ -44,17 +42,14 @@ class Benchmark:
     Attributes:
         seconds: How long it may take in all; ``None`` for a share of the build time.
         calls: The number of calls over which the build time is spread; ``None`` leaves it out.
-        within: The share by which an engine that takes less memory may be slower than the fastest
-            and still win; ``None`` does not look at memory.
-        terms: How long its verdict is remembered; ``None`` for not at all.
+        cache: The settings of what is kept on disk. Under ``strict`` no verdict is.
         barrier: Lets samples be taken between the calls of a running program; ``None`` if the
             program waits for the benchmark.
     """
 
     seconds: float | None = None
     calls: int | None = None
-    within: float | None = None
-    terms: verdicts.Terms | None = None
+    cache: Cache = Cache(verdicts=0.0)  # noqa: RUF009  # frozen
     barrier: Barrier | None = None
 
     @staticmethod
@@ -64,8 +59,14 @@ class Benchmark:
         if select.by == "first":
             return None
         calls = select.calls if select.objective == "amortised" else None
-        within = select.within if select.objective == "memory" else None
-        return Benchmark(select.seconds, calls, within, verdicts.Terms.of(policy, cache))
+        if policy.strict:
+            cache = cache.model_copy(update={"verdicts": 0.0})
+        return Benchmark(select.seconds, calls, cache)
+
+    @property
+    def least_seconds(self) -> float:
+        """How long it may take at least. An unsure verdict of less time is not used."""
+        return LEAST if self.seconds is None else self.seconds
 
     def budget(self, built: float) -> Budget:
         """The time for a benchmark among engines that took ``built`` seconds to build."""
@@ -83,13 +84,11 @@ class Participant:
         name: The backend, for messages.
         run: What is called.
         build_share: Seconds of the build that are added to each call; 0 where builds do not count.
-        grown: By how many bytes the process grew when it was built.
     """
 
     name: str
     run: Callable[..., Any]
     build_share: float = 0.0
-    grown: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +99,11 @@ class Timing:
         samples: Seconds of a call, one figure for each sample.
         rounds: How many rounds it took part in; 0 if there was only time for the warm-up.
         build_share: As in :class:`Participant`.
-        grown: Bytes that it takes; ``None`` if memory was not measured.
     """
 
     samples: tuple[float, ...]
     rounds: int
     build_share: float = 0.0
-    grown: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -187,8 +184,6 @@ class Result:
             figures["build_ms"] = in_ms(timing.build_share)
         if self.under_load:
             figures["under_load"] = True
-        if timing.grown is not None:
-            figures["mib"] = round(timing.grown / MIB, 1)
         return figures
 
 

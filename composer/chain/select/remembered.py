@@ -1,77 +1,84 @@
-"""Uses the winner of an earlier benchmark of this graph, or runs a benchmark now.
-
-If a verdict is remembered, only its winner is tried: no other candidate is built, probed or
-imported. The winner is proven and verified like any candidate. If it is not accepted, the verdict
-is forgotten and the other candidates are measured.
-"""
+"""The verdict of an earlier benchmark: recalled, kept, and made the outcome of a walk again."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence
 from datetime import UTC
 from typing import Any
 
-from composer.chain import select
-from composer.chain.failures import REMEDY
+from composer import session
+from composer.chain.candidates import ChainEntry
 from composer.chain.select import choice
-from composer.chain.select.choice import Made, Tried
+from composer.chain.select.benchmark import Benchmark
+from composer.chain.select.choice import Tried
 from composer.chain.select.rules import lost_a_tie
-from composer.chain.select.verdict import CandidateRecord, Verdict
-from composer.chain.select.verdicts import Recalled, VerdictCache
 from composer.errors import Refusal
+from composer.knowledge.facts import Known
+from composer.knowledge.failure import REMEDY
+from composer.knowledge.fingerprint import Fingerprint
+from composer.knowledge.quarantine import Quarantined
+from composer.knowledge.verdict import CandidateRecord, Verdict, deserves_verdict
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
-from composer.system.memory import free_memory
 
 
-def fastest(
-    trial: Callable[[int, int], Tried],
-    tries: Callable[[Mapping[int, Tried]], Iterator[Tried]],
-    fallback: Callable[[], Made],
-    request: GraphRequest,
-    benchmark: select.Benchmark,
-    cache: VerdictCache | None,
-) -> Outcome:
-    """Choose the winner of a remembered verdict, or of a new benchmark, and remember that one.
+def fingerprint_of(request: GraphRequest, entries: Sequence[ChainEntry]) -> Fingerprint:
+    """Return the fingerprint of a graph and its whole chain, on which a verdict depends."""
+    return Fingerprint(request, tuple(each.parts for each in entries))
+
+
+def recall(
+    request: GraphRequest, entries: Sequence[ChainEntry], benchmark: Benchmark
+) -> Known[Verdict]:
+    """Return the verdict on a graph, if one is known that can be used."""
+    knowledge = session.current().knowledge
+    known = knowledge.recall(Verdict, fingerprint_of(request, entries), benchmark.cache)
+    verdict = known.fact
+    if verdict is None:
+        return known
+    if verdict.has_too_few_rounds and benchmark.least_seconds > verdict.seconds:
+        return Known()
+    if verdict.winner is not None:
+        winner = Fingerprint(request, (entries[verdict.winner].parts,))
+        if knowledge.recall(Quarantined, winner, benchmark.cache).fact:
+            return Known()
+    knowledge.unkept[request.graph_key] = known.trouble
+    return known
+
+
+def keep(
+    request: GraphRequest, entries: Sequence[ChainEntry], benchmark: Benchmark, outcome: Outcome
+) -> None:
+    """Remember the outcome of a benchmark, unless it would probably differ the next time."""
+    if not benchmark.cache.verdicts:
+        return
+    knowledge = session.current().knowledge
+    if not deserves_verdict(outcome):
+        trouble = "some candidate may well be measured the next time that was not now"
+    else:
+        whole = fingerprint_of(request, entries)
+        verdict = Verdict.of(whole, outcome, benchmark.least_seconds)
+        trouble = knowledge.learn(verdict, whole, benchmark.cache)
+    knowledge.unkept[request.graph_key] = trouble
+
+
+def outcome_of(verdict: Verdict, source: str, serves: Tried) -> Outcome:
+    """Return the outcome of the remembered benchmark, with the winner's attempt of now.
 
     Args:
-        trial: Tries the candidate at a place of the chain, given how many of the first products
-            have to stay in float32.
-        tries: Tries the chain, except the candidates that were tried already, given by place.
-        fallback: Makes the eager fallback.
-        request: The graph and the inputs to measure with.
-        benchmark: The policy's settings for the measurement.
-        cache: The cache of verdicts on this graph; ``None`` if none is remembered.
+        verdict: The verdict.
+        source: The folder or the store that has it.
+        serves: The winner, or the eager fallback if that had won.
     """
-    done: dict[int, Tried] = {}
-    recalled = cache.recall() if cache else None
-    if cache and recalled:
-        winner = recalled.verdict.winner
-        if winner is None:
-            return _outcome(recalled, choice.fallback_of(fallback()))
-        tried = trial(winner, recalled.verdict.candidates[winner].products_in_fp32)
-        if tried.compiled is not None:
-            return _outcome(recalled, tried)
-        cache.forget()
-        done[winner] = tried
-    outcome = choice.fastest(tries(done), fallback, request, benchmark)
-    free_memory()  # of those that lost
-    if cache:
-        cache.keep(outcome)
-    return outcome
-
-
-def _outcome(recalled: Recalled, serves: Tried) -> Outcome:
-    """Return the outcome of the remembered benchmark, with the winner's attempt of now."""
-    made = [_remembered(each, recalled) for each in recalled.verdict.candidates]
-    winner = recalled.verdict.winner
+    made = [_remembered(each, verdict, source) for each in verdict.candidates]
+    winner = verdict.winner
     if winner is not None:
-        timing = _timing(recalled.verdict.candidates[winner], recalled)
+        timing = _timing(verdict.candidates[winner], verdict, source)
         made[winner] = Tried(serves.attempt.timed(timing), None)
-    return choice.outcome_of(made, serves, ranking=recalled.verdict.ranking)
+    return choice.outcome_of(made, serves, ranking=verdict.ranking)
 
 
-def _remembered(each: CandidateRecord, recalled: Recalled) -> Tried:
+def _remembered(each: CandidateRecord, verdict: Verdict, source: str) -> Tried:
     """Return the result of a candidate that is not built now: it was slower, or not accepted."""
     attempt = functools.partial(
         Attempt,
@@ -82,17 +89,17 @@ def _remembered(each: CandidateRecord, recalled: Recalled) -> Tried:
         products_in_fp32=each.products_in_fp32,
     )
     if each.timing:
-        slower = attempt(Status.NOT_CHOSEN, Reason.SLOWER, _slower(each, recalled.verdict))
-        return Tried(slower.timed(_timing(each, recalled)), None)
-    message = _refused(each, recalled.verdict)
+        slower = attempt(Status.NOT_CHOSEN, Reason.SLOWER, _slower(each, verdict))
+        return Tried(slower.timed(_timing(each, verdict, source)), None)
+    message = _refused(each, verdict)
     refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, message)
     return Tried(attempt(refusal.status, refusal.reason, message), None, refusal)
 
 
-def _timing(each: CandidateRecord, recalled: Recalled) -> dict[str, Any]:
+def _timing(each: CandidateRecord, verdict: Verdict, source: str) -> dict[str, Any]:
     """Return the remembered times; measuring them took no time now."""
-    measured = recalled.verdict.measured.astimezone(UTC).isoformat(timespec="seconds")
-    now = {"seconds": 0.0, "measured": measured, "remembered_in": recalled.source}
+    measured = verdict.learnt.astimezone(UTC).isoformat(timespec="seconds")
+    now = {"seconds": 0.0, "measured": measured, "remembered_in": source}
     return {**each.figures, **now}
 
 
@@ -102,7 +109,7 @@ def _slower(each: CandidateRecord, verdict: Verdict) -> str:
     if "build_ms" in each.figures:
         message += ", its build counted"
     message += f"; {best.who} takes {best.milliseconds:.3g} ms, as measured on {_date(verdict)}"
-    is_tie = "mib" not in each.figures and lost_a_tie(each.milliseconds, best.milliseconds)
+    is_tie = lost_a_tie(each.milliseconds, best.milliseconds)
     return choice.with_circumstances(message, is_tie=is_tie, under_load=verdict.under_load)
 
 
@@ -116,4 +123,4 @@ def _refused(each: CandidateRecord, verdict: Verdict) -> str:
 
 
 def _date(verdict: Verdict) -> str:
-    return f"{verdict.measured.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    return f"{verdict.learnt.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

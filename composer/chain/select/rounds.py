@@ -23,17 +23,14 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from composer.chain.select import schedule
 from composer.chain.select.benchmark import Budget, Participant, Result, Timing
-from composer.chain.select.footprint import Gauge
 from composer.chain.select.rules import (
     TIE,
     at_most,
     first_of_the_best,
-    least_memory,
-    margin_of,
     mean,
     surely_ahead,
 )
@@ -53,8 +50,6 @@ def measure(
     participants: Sequence[Participant],
     request: GraphRequest,
     budget: Budget,
-    within: float | None = None,
-    gauge: Gauge | None = None,
     barrier: Barrier | None = None,
 ) -> Result:
     """Time the participants in rounds until one is surely ahead, or the time is over.
@@ -63,8 +58,6 @@ def measure(
         participants: In the order of the chain; the last is the eager fallback.
         request: The graph and the first call's inputs, which are not changed.
         budget: How long this may take.
-        within: As in :class:`Benchmark`.
-        gauge: Measures memory; ``None`` if memory is not the objective.
         barrier: As in :class:`Benchmark`; waiting at it does not count as time of the benchmark.
 
     Returns:
@@ -76,7 +69,7 @@ def measure(
     try:
         with contextlib.ExitStack() as laid_out:
             timer = _timer(request, laid_out)
-            rounds = _Rounds(participants, timer, budget, within, gauge, barrier, errors)
+            rounds = _Rounds(participants, timer, budget, barrier, errors)
             rounds.warm_up()
             rounds.run()
         result = rounds.result()
@@ -108,18 +101,16 @@ class _Rounds:
         participants: Sequence[Participant],
         timer: Timer,
         budget: Budget,
-        within: float | None,
-        gauge: Gauge | None,
         barrier: Barrier | None,
         errors: dict[int, BaseException],
     ) -> None:
-        self._participants, self._timer = participants, timer
-        self._within, self._gauge, self._barrier = within, gauge, barrier
+        self._participants = participants
+        self._timer = timer
+        self._barrier = barrier
         self._errors = errors
         self._deadline = time.perf_counter() + budget.seconds
         self._spare, self._least_rounds = budget.first, budget.least_rounds
         self._order = random.Random(0)
-        self._grown: dict[int, int] = {}
         self._warm: dict[int, float] = {}
         self._waiting: list[int] = []
         self._alive = list(range(len(participants)))
@@ -133,41 +124,19 @@ class _Rounds:
         """
         *engines, fallback = range(len(self._participants))
         for place in (fallback, *engines):
-            with self._weighed(place):
-                started = time.perf_counter()
-                self._warm_up(place)
-                # As far as the budget allows, a first call does not count.
-                extension = min(time.perf_counter() - started, self._spare)
-                self._spare -= extension
-                self._deadline += extension
-                self._warm_up(place, self._barrier)
+            started = time.perf_counter()
+            self._warm_up(place)
+            # As far as the budget allows, a first call does not count.
+            extension = min(time.perf_counter() - started, self._spare)
+            self._spare -= extension
+            self._deadline += extension
+            self._warm_up(place, self._barrier)
 
     def _warm_up(self, place: int, barrier: Barrier | None = None) -> None:
         if self._is_over():
             raise _Undecided("the time for it was too short for two calls of each engine")
         if place in self._alive:
             self._warm[place] = self._sample(place, Plan(calls=1), barrier)
-
-    @contextlib.contextmanager
-    def _weighed(self, place: int) -> Iterator[None]:
-        """Note the memory that a participant takes, the peak of its first calls included.
-
-        A reading collects garbage first; the time for that does not count as time of the benchmark.
-        """
-        if self._gauge is None:
-            yield
-            return
-        before = self._read(self._gauge)
-        self._gauge.begin_peak()
-        yield
-        taken = max(self._gauge.peak(), self._read(self._gauge)) - before
-        self._grown[place] = self._participants[place].grown + max(taken, 0)
-
-    def _read(self, gauge: Gauge) -> int:
-        started = time.perf_counter()
-        held = gauge.held()
-        self._deadline += time.perf_counter() - started
-        return held
 
     def run(self) -> None:
         """Take rounds, until one is left or the next sample would take too long.
@@ -232,7 +201,7 @@ class _Rounds:
         """Drop the participants whose best sample is far behind another's worst."""
         least_worst = min(max(self._costs(place)) for place in self._alive)
         bests = {place: min(self._costs(place)) for place in self._alive}
-        self._alive = at_most(max(schedule.FAR, margin_of(self._within)) * least_worst, bests)
+        self._alive = at_most(schedule.FAR * least_worst, bests)
 
     def _fits(self, number: int) -> bool:
         """Return True if there is time for the short samples of this round."""
@@ -253,7 +222,7 @@ class _Rounds:
         The others are compared by the times that they have.
         """
         costs = {p: self._usual(p) + self._participants[p].build_share for p in self._alive}
-        limit = max(schedule.CLOSE, margin_of(self._within)) * min(costs.values())
+        limit = schedule.CLOSE * min(costs.values())
         self._alive = at_most(limit, costs)
         self._waiting += costs.keys() - self._alive
 
@@ -296,19 +265,17 @@ class _Rounds:
         if not self._alive:
             return
         front = min(self._alive, key=lambda place: mean(self._costs(place)))
-        best, margin = self._costs(front), margin_of(self._within)
+        best = self._costs(front)
         if len(best) < self._least_rounds:
             return
         # Nobody is surely ahead of itself, so the one in front stays.
-        self._alive = [p for p in self._alive if not surely_ahead(best, self._costs(p), margin)]
+        self._alive = [p for p in self._alive if not surely_ahead(best, self._costs(p), TIE)]
 
     def _is_settled(self) -> bool:
         """Return True if the first of those left is as good as the others, or is the only one."""
         if len(self._alive) < 2:
             return True
         first, *others = self._alive
-        if self._within is not None:
-            return False  # memory decides among all that are left
         mine = self._costs(first)
         if len(mine) < self._least_rounds:
             return False
@@ -324,12 +291,10 @@ class _Rounds:
         costs = {p: timings[p].cost for p in sorted((*self._alive, *self._waiting))}
         if not costs:
             raise _Undecided("all that were left raised")
-        if self._within is not None:
-            costs = least_memory(costs, self._grown, self._within)
         winner, loaded = first_of_the_best(costs), self._is_under_load()
         return Result(winner, timings, self._errors, under_load=loaded)
 
     def _timing(self, place: int) -> Timing:
         samples, build_share = self._samples[place], self._participants[place].build_share
         known = tuple(samples) or (self._warm[place],)
-        return Timing(known, len(samples), build_share, self._grown.get(place))
+        return Timing(known, len(samples), build_share)

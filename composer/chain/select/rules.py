@@ -15,8 +15,6 @@
   2 % of the best. The eager fallback stands last, so no engine serves that is more than 2 % slower
   than it. The benchmark ends as soon as the first of those left is known, with the same certainty,
   to be no more than 2 % behind any other.
-- *Memory.* Where memory is the objective, the policy's ``within`` takes the place of the 2 % for
-  leaving early, and :func:`least_memory` decides among those that are left.
 """
 
 from __future__ import annotations
@@ -28,9 +26,6 @@ from collections.abc import Mapping, Sequence
 TIE = 1.02
 """A participant is as good as the best if it takes at most this many times as long."""
 
-_SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
-"""The largest difference between two readings of the same memory: in bytes, and as a share."""
-
 _SURE_ROUNDS = 6
 _SURE = statistics.NormalDist().inv_cdf(1 - 1 / 1000)
 _OUTLIER = 10.0
@@ -39,34 +34,9 @@ _FAR_BEHIND = ((2, 4.0), (4, 3.0), (6, 1.5))
 more than that factor of the other's median."""
 
 
-def least_memory(
-    costs: Mapping[int, float], grown: Mapping[int, int], within: float
-) -> dict[int, float]:
-    """Return the participants with the least memory that are not much slower than the fastest.
-
-    Args:
-        costs: Seconds of a call of each participant, by its place.
-        grown: Bytes that each takes, by its place.
-        within: The share by which a participant may be slower than the fastest.
-
-    Returns:
-        The seconds of those left, by place. Memory that differs by up to 8 MiB or 5 % is equal.
-    """
-    fast = at_most(margin_of(within) * min(costs.values()), costs)
-    memory = {place: grown[place] for place in fast}
-    least = min(memory.values())
-    light = at_most(least + max(_SAME_BYTES, _SAME_SHARE * least), memory)
-    return {place: costs[place] for place in light}
-
-
 def at_most(limit: float, figures: Mapping[int, float]) -> list[int]:
     """Return the places whose figure is not more than the limit, in their order."""
     return [place for place, figure in figures.items() if figure <= limit]
-
-
-def margin_of(within: float | None) -> float:
-    """Return the factor by which a participant may be slower than the best and still win."""
-    return max(TIE, 1 + (within or 0.0))
 
 
 def first_of_the_best(costs: Mapping[int, float]) -> int:

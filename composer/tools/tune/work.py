@@ -48,7 +48,7 @@ def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     """Build a model, compile it with ``select = "fastest"``, and call it; runs in the child."""
     job: Job = pickle.loads(payload)
     ready()
-    session.current().fills_store = True
+    session.current().knowledge.fills_store = True
     error = ""
     try:
         _compile_and_call(job)
@@ -86,7 +86,7 @@ def _row(report: CompileReport) -> dict[str, Any]:
     timing = found if isinstance(found, dict) else {}
     unkept = ""
     if timing:
-        trouble = session.current().unkept.get(report.graph_key, _KEEPS_NONE)
+        trouble = session.current().knowledge.unkept.get(report.graph_key, _KEEPS_NONE)
         unkept = trouble and f"the verdict was not kept: {trouble}"
     return {
         "model": report.model,

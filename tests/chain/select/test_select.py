@@ -13,7 +13,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from common import compiled, last
 import composer
 from composer import _torch
 from composer.chain import select
-from composer.chain.select.rules import least_memory, lost_a_tie
+from composer.chain.select.rules import lost_a_tie
 from composer.chain.select.timer import Timer
 from composer.errors import CandidateError, OptionError
 from composer.graphs.capture import read_request
@@ -844,78 +843,9 @@ def test_waiting_for_a_core_is_counted() -> None:
     assert timer.waiting > 0.2 / torch.get_num_threads()
 
 
-MIB = 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("costs", "grown", "within", "winners"),
-    [
-        ([1.0, 1.05, 1.5], [200, 100, 0], 0.1, [1]),  # the lightest is too slow
-        ([1.0, 1.05, 1.5], [200, 100, 0], 0.6, [2]),
-        ([1.0, 1.05, 1.5], [200, 100, 0], 0.0, [0]),
-        ([1.0, 1.015], [200, 100], 0.0, [1]),  # a tie is none for memory
-        ([1.0, 1.09], [104, 100], 0.1, [0, 1]),  # readings differ by as much
-        ([1.0, 1.09], [1040, 1000], 0.1, [0, 1]),
-        ([1.0, 1.09], [1060, 1000], 0.1, [1]),
-    ],
-)
-def test_least_memory_of_those_that_are_quick_enough(
-    costs: list[float], grown: list[int], within: float, winners: list[int]
-) -> None:
-    """By figures given."""
-    sizes = {place: size * MIB for place, size in enumerate(grown)}
-    left = least_memory(dict(enumerate(costs)), sizes, within)
-    assert list(left) == winners
-
-
-class Hoarder(Engine):
-    """Holds so many MiB from its build on, or from its first call."""
-
-    def __init__(self, name: str, mib: int, at_call: bool = False) -> None:
-        super().__init__(name, NAP / 4)
-        self.mib, self.at_call = mib, at_call
-
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        run = super().__call__(gm, example_inputs)
-        held: list[torch.Tensor] = []
-
-        def hoarding(x: torch.Tensor) -> list[torch.Tensor]:
-            if not held:
-                held.append(torch.ones(self.mib * MIB // 4))
-            return run(x)
-
-        if not self.at_call:
-            held.append(torch.ones(self.mib * MIB // 4))
-        return hoarding
-
-
-@pytest.mark.parametrize("at_call", [False, True])
-def test_memory_decides_among_those_that_are_quick_enough(at_call: bool) -> None:
-    """What is held since the build, and since the first calls; the loser's is given back."""
-    chain = [Hoarder("heavy", 200, at_call), Engine("light", NAP * 0.3), Engine("slow", NAP * 0.8)]
-    select = {"objective": "memory", "within": 1.0, "seconds": 3.0}
-    fastest(double, *chain, select=select)(torch.ones(2))
-    assert last().chosen == "light"
-    heavy, light, _ = (attempt.engine["timing"] for attempt in last().attempts)
-    assert 190 < heavy["mib"] < 260
-    assert light["mib"] < 50
-    assert "MiB; light takes" in last().attempts[0].message
-    assert chain[0].made[0]() is None
-
-
-def test_memory_that_cannot_be_told_is_no_objective(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no file of the system says so: the first that is accepted serves."""
-    monkeypatch.setattr("composer.chain.select.footprint._STATUS", Path("/nowhere"))
-    engines = [Engine("first", NAP / 2), Engine("second")]
-    fastest(double, *engines, select={"objective": "memory"})(torch.ones(2))
-    (attempt,) = last().attempts
-    told = "no: this system does not tell what memory a process holds"
-    assert (last().chosen, attempt.engine["timing"]) == ("first", told)
-
-
 def test_how_long_measuring_takes_is_no_part_of_the_graphs_key() -> None:
     """What is measured for is one."""
     usual = read_policy({"select": "fastest"})
     longer = read_policy({"select": {"by": "fastest", "seconds": 9, "background": True}})
-    memory = read_policy({"select": {"by": "fastest", "objective": "memory", "within": 0.2}})
-    assert usual.key == longer.key != memory.key
+    dear = read_policy({"select": {"by": "fastest", "objective": "amortised"}})
+    assert usual.key == longer.key != dear.key

@@ -19,7 +19,7 @@ from common import compiled, in_child, last
 
 import composer
 from composer import session
-from composer.chain.select import verdicts
+from composer.knowledge.verdict import Verdict
 from composer.testing import FakeBackend, expect, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -105,7 +105,7 @@ def reasons() -> list[Any]:
 
 
 def kept() -> list[Any]:
-    return verdicts.cache().entries()
+    return Verdict.cache().entries()
 
 
 def set_precision() -> None:

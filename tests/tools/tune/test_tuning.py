@@ -17,9 +17,9 @@ import torch
 from typer.testing import CliRunner
 
 from composer import config, session
-from composer.chain.select.shared_store import SharedStore
 from composer.cli import app, tune
 from composer.errors import OptionError
+from composer.knowledge.shared_store import SharedStore
 from composer.records import Attempt, CompileReport, Reason, Status
 from composer.system import disk
 from composer.system.subprocesses import Limits

@@ -11,6 +11,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ import composer
 from composer.backends.base import Backend, Build, BuildRequest
 from composer.backends.dynamo import CallableBackend
 from composer.backends.tensorrt.cache import plans
-from composer.chain import failures
 from composer.cli import app
 from composer.errors import FallbackWarning
+from composer.knowledge import failure
 from composer.system import disk
 from composer.telemetry import notices
 from composer.testing import FakeBackend
@@ -39,7 +40,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 def fails_late(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     """An engine whose build fails when it has cost something."""
-    time.sleep(failures.WORTH_SECONDS)
+    time.sleep(failure.WORTH_SECONDS)
     raise RuntimeError("no kernel for this")
 
 
@@ -48,7 +49,7 @@ def fails_at_once(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
 
 
 def fills_the_disk(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-    time.sleep(failures.WORTH_SECONDS)
+    time.sleep(failure.WORTH_SECONDS)
     raise OSError(28, "No space left on device")
 
 
@@ -67,7 +68,7 @@ def again(*chain: Any, **options: Any) -> composer.Attempt:
 @pytest.fixture(autouse=True)
 def _sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is worth remembering takes less than in earnest."""
-    monkeypatch.setattr(failures, "WORTH_SECONDS", 0.1)
+    monkeypatch.setattr(failure, "WORTH_SECONDS", 0.1)
 
 
 def as_if_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +113,7 @@ def test_what_the_environment_is_to_blame_for_is_tried_again(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be mended, and nothing by which a failure is known would tell; also where wrapped."""
-    monkeypatch.setattr(failures, "WORTH_SECONDS", 0.0)
+    monkeypatch.setattr(failure, "WORTH_SECONDS", 0.0)
 
     def refuses(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         try:
@@ -250,15 +251,15 @@ def test_nothing_is_remembered_where_the_policy_says_so(field: dict[str, Any]) -
             f(torch.ones(3))
     else:
         f(torch.ones(3))
-    assert failures.cache().entries() == []
+    assert failure.Failure.cache().entries() == []
     composer.configure(None)
 
 
 def test_failure_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the policy's days it is tried again."""
     again(fails_late)
-    later = time.time() + 3 * failures.DAY
-    monkeypatch.setattr("composer.chain.failures.time.time", lambda: later)
+    later = datetime.now(UTC) + timedelta(days=3)
+    monkeypatch.setattr("composer.knowledge.facts._now", lambda: later)
     assert "3 days ago" in again(fails_late).message
     with composer.using({"cache": {"failures": 2.5}}):
         assert again(fails_late).status == "failed"
@@ -267,8 +268,8 @@ def test_failure_expires(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_failure_from_the_future_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock was wrong then."""
     again(fails_late)
-    earlier = time.time() - 3 * failures.DAY
-    monkeypatch.setattr("composer.chain.failures.time.time", lambda: earlier)
+    earlier = datetime.now(UTC) - timedelta(days=3)
+    monkeypatch.setattr("composer.knowledge.facts._now", lambda: earlier)
     assert again(fails_late).status == "failed"
 
 
@@ -319,7 +320,7 @@ def test_child_that_cannot_import_composer_is_not_the_engines_failure(
 
 def out_of_memory(text: str) -> Any:
     def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        time.sleep(failures.WORTH_SECONDS)
+        time.sleep(failure.WORTH_SECONDS)
         if text:
             raise RuntimeError(text)
         torch.empty(1 << 50)
@@ -452,7 +453,7 @@ def test_cache_clear_says_what_is_in_the_way(
 ) -> None:
     """A folder that is not the user's own is left alone."""
     again(fails_late)
-    failures.cache().path.chmod(0o777)
+    failure.Failure.cache().path.chmod(0o777)
     with pytest.warns(composer.errors.CacheWarning):
         done = CliRunner().invoke(app, ["cache", "clear"])
     assert done.exit_code == 1

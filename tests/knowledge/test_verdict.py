@@ -22,13 +22,15 @@ from naps import NAP, short_nap
 from typer.testing import CliRunner
 
 import composer
-from composer import session
 from composer.backends import dynamo, find_backend
 from composer.backends.dynamo import NamedBackend
-from composer.chain.select import remembered, schedule, shared_store, verdicts
+from composer.chain import walk
+from composer.chain.select import schedule
 from composer.cli import app
 from composer.config import resolve
 from composer.errors import CacheWarning, OptionError, SandboxRefusal
+from composer.knowledge import facts, shared_store
+from composer.knowledge.verdict import Verdict
 from composer.passes import fingerprint
 from composer.policy import Facts
 from composer.records import Reason, Status
@@ -106,7 +108,7 @@ class Chain:
 def chain(monkeypatch: pytest.MonkeyPatch) -> Chain:
     """Its engines have no threads to wait for, are far apart, and hold no memory; no load."""
     monkeypatch.setattr(hardware, "seconds_without_a_core", lambda: 0.0)
-    monkeypatch.setattr(remembered, "free_memory", lambda: None)  # most of these tests' time
+    monkeypatch.setattr(walk, "free_memory", lambda: None)  # most of these tests' time
     monkeypatch.setattr(schedule, "_LEAD", 0.0)
     monkeypatch.setattr(schedule, "_FIRST", 0.001)
     return Chain()
@@ -117,7 +119,7 @@ def as_if_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept() -> list[dict[str, Any]]:
-    return [entry.facts for entry in verdicts.cache().entries()]
+    return [entry.facts for entry in Verdict.cache().entries()]
 
 
 def is_remembered(report: composer.CompileReport) -> bool:
@@ -142,7 +144,7 @@ def test_winner_is_remembered(chain: Chain) -> None:
     timing = quick.engine["timing"]
     assert timing["ms"] == first.attempts[1].engine["timing"]["ms"]
     assert timing["measured"].startswith(today)
-    assert timing["remembered_in"] == str(verdicts.cache().path)
+    assert timing["remembered_in"] == str(Verdict.cache().path)
     assert timing["seconds"] == 0.0
 
 
@@ -151,7 +153,7 @@ def test_verdict_can_be_read_by_a_person(chain: Chain) -> None:
     chain.compile()
     (facts,) = kept()
     assert (facts["chosen"], facts["ranking"]) == ("quick", [1, 2])
-    assert facts["model"] == "test_verdicts.double"
+    assert facts["model"] == "test_verdict.double"
     assert facts["versions"]["torch"] == torch.__version__
     assert facts["machine"] == list(hardware.describe("cpu"))
     assert facts["threads"] == torch.get_num_threads()
@@ -247,7 +249,9 @@ def test_engine_in_quarantine_is_not_recalled(chain: Chain) -> None:
     chain.compile()
     (before,) = kept()
     f = chain.quick
-    session.current().quarantine(last().graph_key, f"quick at {id(f):#x}")
+    f.factor = 0
+    chain.compiled(torch.ones(3))
+    f.factor = 2
     report = chain.compile()
     assert (report.chosen, report.attempts[1].reason) == ("second", "quarantined")
     assert kept() == [before]
@@ -267,7 +271,7 @@ def test_nothing_is_remembered_where_the_policy_says_so(
 def test_first_of_the_chain_needs_no_verdict(chain: Chain) -> None:
     """Where nothing is measured nothing is looked for, and nothing is made."""
     chain.compile(select={"by": "first"})
-    assert not verdicts.cache().path.exists()
+    assert not Verdict.cache().path.exists()
 
 
 def test_engine_that_nobody_can_name_is_measured_again(chain: Chain) -> None:
@@ -409,12 +413,8 @@ def losers() -> list[composer.Attempt]:
 
 
 def move_clock(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-            return datetime.now(tz) + timedelta(days=days)
-
-    monkeypatch.setattr(verdicts, "datetime", Later)
+    now = facts._now
+    monkeypatch.setattr(facts, "_now", lambda: now() + timedelta(days=days))
 
 
 def change_threads(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,11 +469,13 @@ def test_objective_is_told_of(chain: Chain) -> None:
 def test_cache_that_cannot_be_used_is_no_error(
     chain: Chain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Everything is measured, as before."""
+    """What was measured is known until a reset."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "file"))
     with pytest.warns(CacheWarning, match="cannot be"):
         assert chain.compile().chosen == "quick"
+    assert is_remembered(chain.compile())
+    composer.reset()
     assert not is_remembered(chain.compile())
 
 
@@ -499,15 +501,15 @@ def test_verdict_is_shared(chain: Chain, store: str, monkeypatch: pytest.MonkeyP
     """What one machine measured, another of its kind takes over, and keeps."""
     chain.compile({"store": store})
     (name,) = files_of(store)
-    (entry,) = verdicts.cache().entries()
+    (entry,) = Verdict.cache().entries()
     assert name == f"{entry.key}.json"
-    verdicts.cache().clear()
+    Verdict.cache().clear()
     as_if_of_another_process(monkeypatch)
     shared = chain.compile({"store": store})
     assert shared.attempts[1].engine["timing"]["remembered_in"] == store
     assert kept() == [entry.facts]
     own = chain.compile({"store": store})
-    assert own.attempts[1].engine["timing"]["remembered_in"] == str(verdicts.cache().path)
+    assert own.attempts[1].engine["timing"]["remembered_in"] == str(Verdict.cache().path)
     assert chain.builds == [1, 3, 1]
 
 
@@ -542,7 +544,7 @@ DAMAGES: list[Callable[[dict[str, Any]], str]] = [
     spoil(ranking=[]),
     spoil(chosen="eager"),
     spoil(key="b" * 64),
-    spoil(measured="yesterday"),
+    spoil(learnt="yesterday"),
     spoil(candidates=[]),
     rename_engine,
     lose_times,
@@ -566,7 +568,7 @@ def test_what_is_no_verdict_is_not_used(chain: Chain) -> None:
     for damage in DAMAGES:
         text = damage(json.loads(json.dumps(facts)))
         fsspec.filesystem("memory").pipe_file(f"/damaged/{facts['key']}.json", text.encode())
-        verdicts.cache().clear()
+        Verdict.cache().clear()
         warned.forget_warnings()
         with pytest.warns(CacheWarning, match="'memory://damaged' holds .* it is not used"):
             report = chain.compile({"store": url})
@@ -581,10 +583,9 @@ def test_no_more_is_read_of_a_file_than_a_verdict_can_have(chain: Chain, tmp_pat
     chain.compile({"store": str(store)})
     (file,) = store.iterdir()
     os.truncate(file, 1 << 36)
-    verdicts.cache().clear()
+    Verdict.cache().clear()
     with pytest.warns(CacheWarning, match="holds what is no verdict"):
         assert not is_remembered(chain.compile({"store": str(store)}))
-    assert not session.current().left_alone
 
 
 class Troubled(MemoryFileSystem):
@@ -713,8 +714,7 @@ def test_second_process_imports_nothing_but_the_winner(
 
 KILL = """
 import json, os, signal, sys, time
-from composer import session
-from composer.chain.select.shared_store import SharedStore
+from composer.knowledge.shared_store import SharedStore
 
 store = SharedStore(sys.argv[1])
 
@@ -741,7 +741,7 @@ for kill in range(12):
     for pid in writers:
         os.kill(pid, signal.SIGKILL)
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-assert not session.current().left_alone
+assert not store.trouble
 assert read
 """
 
@@ -810,7 +810,7 @@ def test_cache_list_and_clear(chain: Chain) -> None:
     runner = CliRunner()
     (entry,) = json.loads(runner.invoke(app, ["cache", "list", "--json"]).output)["entries"]
     assert entry["kind"] == "verdicts"
-    assert entry["what"].startswith("quick  test_verdicts.double  cpu  of slow ")
+    assert entry["what"].startswith("quick  test_verdict.double  cpu  of slow ")
     assert entry["facts"]["chosen"] == "quick"
     assert "1 entry removed" in runner.invoke(app, ["cache", "clear", "verdicts"]).output
     assert not is_remembered(chain.compile())

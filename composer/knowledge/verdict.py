@@ -1,23 +1,48 @@
-"""The stored form of a verdict: a benchmark's measurements of a graph's candidates, and the winner.
+"""The engine that was measured to be the fastest for a graph, so that none is measured again.
 
-It may come from a file that others can write. So every text and number is bounded when it is read,
-and a verdict that contradicts itself is not read.
+A verdict is a JSON object that a person can read: who won, everyone's times, when, and on what
+machine. It may come from a file that others can write. So every text and number is bounded when it
+is read, a verdict that contradicts itself is not read, it can only choose among the candidates of
+the chain, and the one it chooses is proven and verified like any other.
+
+How long verdicts are kept:
+
+- not at all, if an engine took no part that may take part the next time: one in quarantine, or one
+  for which memory was short or the disk full;
+- as long as failures, if a candidate failed, took too long, crashed, or seems to have written to
+  weights, which may have been the program's doing: it gets another chance. If the limits of a
+  build change, it gets one at once;
+- a day at most, if other programs kept taking the cores and another candidate was close: it may
+  well win on a quieter machine; or if there was time for two calls only of one that was close;
+- otherwise for the days of ``[cache] verdicts``. The verdict of a benchmark in which an engine
+  was missing does not outlive that: the versions of its packages and the machine are part of the
+  fingerprint.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+import platform
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from composer.errors import first_line
-from composer.records import EAGER, Attempt, Reason, Status, in_precision, printable
+from composer.errors import SandboxRefusal, causes, first_line
+from composer.knowledge.facts import Fact
+from composer.knowledge.fingerprint import Fingerprint
+from composer.policy import Cache
+from composer.records import EAGER, Attempt, Outcome, Reason, Status, in_precision, printable
+from composer.system import distribution, hardware
+from composer.system.disk import this_process
+from composer.system.distribution import version_of
 
 _LONGEST = 1000
 _FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
 _UNCERTAIN = (Reason.KNOWN_FAILURE, Reason.MUTATED_INPUTS)
+_PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
+_DAYS_IF_UNSURE = 1.0
 _FIGURES = {"ms", "eager_ms", "rounds", "seconds"}
 _NEAR = 1.5
 """A candidate that takes less than this many times as long as the winner might have won, if it had
@@ -84,13 +109,11 @@ class CandidateRecord(BaseModel):
         return self.figures["ms"] + self.figures.get("build_ms", 0.0)
 
 
-class Verdict(BaseModel):
+class Verdict(Fact):
     """Who is the fastest for one graph, on one kind of machine, with these versions.
 
     Attributes:
-        version: Of the format; 1.
-        key: What the verdict is kept under.
-        measured: When the benchmark was run.
+        version: Of the format; 2.
         chosen: The backend that won; ``eager`` for the captured graph itself.
         ranking: Places in the chain of those that may serve, best first; empty where the captured
             graph itself was the fastest.
@@ -99,15 +122,22 @@ class Verdict(BaseModel):
         machine: The processor or GPU (:func:`composer.system.hardware.describe`).
         threads: torch's number of threads.
         versions: Of torch, Python and the engines' packages.
-        process: The one that ran the benchmark (:func:`composer.system.disk.this_process`).
+        limits: The limits of the candidates' builds.
         select_seconds: What the policy allowed for the benchmark at least.
     """
 
-    model_config = ConfigDict(frozen=True)
+    kind: ClassVar[str] = "verdicts"
+    noun: ClassVar[str] = "verdict"
+    parts: ClassVar[tuple[str, ...]] = (
+        *("graph", "engine", "options", "precision", "terms"),
+        *("machine", "settings", "versions"),
+    )
+    limit: ClassVar[int] = 32 << 20
+    is_shared: ClassVar[bool] = True
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     key: Text
-    measured: AwareDatetime
+    process: Text = Field(default_factory=this_process)
     chosen: Text
     ranking: tuple[int, ...]
     candidates: Annotated[tuple[CandidateRecord, ...], Field(min_length=1)]
@@ -117,8 +147,63 @@ class Verdict(BaseModel):
     machine: tuple[Text, ...]
     threads: int
     versions: dict[Text, Text]
-    process: Text
-    select_seconds: Annotated[float, Field(ge=0.0, lt=math.inf)] | None = None
+    limits: tuple[Text, ...]
+    select_seconds: Annotated[float, Field(ge=0.0, lt=math.inf)]
+
+    @classmethod
+    def of(cls, fingerprint: Fingerprint, outcome: Outcome, seconds: float) -> Verdict:
+        """Return the verdict of a benchmark for which the policy allowed at least these seconds."""
+        request = fingerprint.request
+        packages = {name for each in fingerprint.candidates for name in each.backend.packages}
+        named = {name: version_of(name) for name in (*sorted(packages), distribution.NAME)}
+        return cls.model_construct(
+            key=fingerprint.key(cls.parts) or "",
+            chosen=outcome.chosen,
+            ranking=outcome.ranking or (),
+            candidates=tuple(map(record_of, outcome.attempts)),
+            model=clipped(request.model),
+            graph_key=request.graph_key,
+            device=request.device,
+            machine=hardware.describe(request.device),
+            threads=torch.get_num_threads(),
+            versions={
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                **{name: version for name, version in named.items() if version},
+            },
+            limits=tuple(fingerprint.limits),
+            select_seconds=seconds,
+        )
+
+    @classmethod
+    def most_days(cls, settings: Cache) -> float:
+        """Return the days of ``[cache] verdicts``."""
+        return settings.verdicts
+
+    def days(self, settings: Cache) -> float:
+        """Return for how many days this verdict holds."""
+        days = [settings.verdicts]
+        if self.has_failures:
+            days.append(settings.failures)
+        # A load may slow one engine down fifty times and another not at all: no lead is a sure one.
+        if self.under_load or self.has_too_few_rounds:
+            days.append(_DAYS_IF_UNSURE)
+        return min(days)
+
+    def is_about(self, fingerprint: Fingerprint) -> bool:
+        """Return False if it is on another chain."""
+        names = [each.name for each in fingerprint.candidates]
+        own = [each.backend for each in self.candidates]
+        return self.key == fingerprint.key(self.parts) and own == names[: len(own)]
+
+    def fits(self, fingerprint: Fingerprint) -> bool:
+        """Return False if one has failed under limits that are others now."""
+        return not self.has_failures or list(self.limits) == fingerprint.limits
+
+    def sentence(self) -> str:
+        """Return the winner, the model, and the times of all."""
+        times = [f"{each.who} {each.milliseconds:.3g} ms" for each in self.timed]
+        return "  ".join((self.best.who, self.model, self.device, f"of {', '.join(times)}"))
 
     @property
     def winner(self) -> int | None:
@@ -153,17 +238,12 @@ class Verdict(BaseModel):
     def seconds(self) -> float:
         """How long the benchmark might have taken, as far as that is known."""
         taken = (each.figures["seconds"] for each in self.timed)
-        return max(self.select_seconds or 0.0, *taken)
+        return max(self.select_seconds, *taken)
 
     @property
     def has_failures(self) -> bool:
         """True if one of the candidates failed, so that it should be tried again some day."""
         return any(each.status in _FAILED or each.reason in _UNCERTAIN for each in self.candidates)
-
-    def fits(self, key: str, names: Sequence[str]) -> bool:
-        """Return True if it is for this key and chain."""
-        own = [each.backend for each in self.candidates]
-        return self.key == key and own == list(names[: len(own)])
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Verdict:
@@ -197,3 +277,23 @@ def record_of(attempt: Attempt) -> CandidateRecord:
         precision="bf16" if attempt.precision == "bf16" else None,
         products_in_fp32=attempt.products_in_fp32,
     )
+
+
+def deserves_verdict(outcome: Outcome) -> bool:
+    """Return True if a candidate was measured, and none was left out for a temporary cause."""
+    if any(each.reason in _PASSING for each in outcome.attempts):
+        return False
+    errors = itertools.chain.from_iterable(causes(end.error) for end in outcome.ends)
+    if any(map(_is_over_soon, errors)):
+        return False
+    return any(map(figures_of, outcome.attempts))
+
+
+def _is_over_soon(error: BaseException) -> bool:
+    """Return True if the cause is temporary: a full disk, too many open files, a child ended.
+
+    A file that is missing, such as a compiler, stays missing.
+    """
+    if isinstance(error, SandboxRefusal):
+        return error.by_others
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from composer import session
 from composer.errors import OptionError, error_line, text_of
 from composer.system import control_flow
 from composer.system.disk import warn_of
@@ -31,20 +30,16 @@ T = TypeVar("T")
 class SharedStore:
     """Texts by key, at a URL.
 
-    Args:
+    Attributes:
         url: The folder's URL or path.
-
-    ``name`` is the URL without a password, for people to read; ``trouble`` is why the folder is
-    left alone, empty while it is not.
+        name: The URL without secrets, for people to read.
+        trouble: Why the folder is left alone; empty if it is not.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.name = re.sub(r"//[^/@]*@", "//", url)
-
-    @property
-    def trouble(self) -> str:  # noqa: D102  # see above
-        return session.current().left_alone.get(self.url, "")
+        self.trouble = ""
 
     def check(self) -> None:
         """Find before anything is kept that this process cannot have the folder, or no other can.
@@ -74,19 +69,17 @@ class SharedStore:
         return self._attempt(lambda: self._write(key, text.encode()), default=False)
 
     def _attempt(self, task: Callable[[], T], default: T) -> T:
-        left_alone = session.current().left_alone
-        if self.url in left_alone:
+        if self.trouble:
             return default
         try:
             return _within(PATIENCE, task)
         except BaseException as error:  # noqa: BLE001  # told of; a shared folder is never the user's problem
             control_flow.pass_on(error)
             message = error_line(error).removesuffix(": ")
-            message = (
+            self.trouble = (
                 f"the verdict store {self.name!r} is not used any more in this process: {message}"
             )
-            left_alone[self.url] = message
-            warn_of(message)
+            warn_of(self.trouble)
             return default
 
     def _read(self, key: str) -> str | None:

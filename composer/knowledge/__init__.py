@@ -1,0 +1,10 @@
+"""What is known about a candidate for a graph: one fingerprint, and facts that depend on its parts.
+
+- :mod:`~composer.knowledge.fingerprint`: all that a fact may depend on, in named parts;
+- :mod:`~composer.knowledge.facts`: what a kind of fact has, and where facts are looked up and kept;
+- :mod:`~composer.knowledge.failure`: a candidate failed, at a cost;
+- :mod:`~composer.knowledge.verdict`: the engine that was measured to be the fastest;
+- :mod:`~composer.knowledge.incompatibility`: whether an engine works with the installed versions;
+- :mod:`~composer.knowledge.quarantine`: a candidate failed when it ran;
+- :mod:`~composer.knowledge.shared_store`: a folder through which machines share facts.
+"""

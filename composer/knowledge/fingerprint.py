@@ -1,0 +1,180 @@
+"""The fingerprint of an attempt: all that a fact about it may depend on, in named parts.
+
+A kind of fact names the parts that it depends on (:class:`composer.knowledge.facts.Fact`). Nothing
+else makes a key. So a change of one part forgets the facts that depend on it, and no others.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer import _torch
+from composer.backends.base import Backend
+from composer.errors import Refusal, error_line
+from composer.passes.function import qualified_name
+from composer.records import GraphRequest
+from composer.system import control_flow, distribution, hardware
+from composer.system.disk import digest_of, warn_of
+from composer.system.distribution import version_of
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateParts:
+    """The parts of a fingerprint that are a candidate's.
+
+    Attributes:
+        name: The engine, as the chain spells it.
+        backend: The engine.
+        held: The object that stands in the chain, if it is no name. Different callables may have
+            the same name, such as those that one function makes.
+        options: The options of the candidate, as text.
+        precision: The precision; empty if the policy asks for none.
+        limits: The limits of its build, as text.
+        terms: The fields of the policy that decide if it is accepted or wins, as text.
+    """
+
+    name: str
+    backend: Backend
+    held: object
+    options: str
+    precision: str
+    limits: str
+    terms: str
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """All that a fact about candidates for a graph may depend on. Made once for an attempt.
+
+    A part is computed when a fact needs it, since an engine's identity takes a moment.
+
+    Attributes:
+        request: The graph.
+        candidates: The candidate, or the candidates of a chain.
+    """
+
+    request: GraphRequest
+    candidates: tuple[CandidateParts, ...]
+
+    @property
+    def graph(self) -> str:
+        """The graph, its shapes and surroundings, and the shared passes."""
+        return self.request.graph_digest
+
+    @property
+    def compile(self) -> str:
+        """The graph, and every setting of the policy (``graph_key``)."""
+        return self.request.graph_key
+
+    @property
+    def candidate(self) -> list[str]:
+        """The candidates by name and, for an object, by its address in this process."""
+        return [_place(each) for each in self.candidates]
+
+    @functools.cached_property
+    def engine(self) -> list[list[str]] | None:
+        """The engines: the name and the identity of each, which has the versions of its packages.
+
+        ``None`` if an engine has no identity.
+        """
+        if not all(self._identities):
+            return None
+        return [
+            [each.name, own] for each, own in zip(self.candidates, self._identities, strict=True)
+        ]
+
+    @property
+    def kind(self) -> list[str]:
+        """The engines, by identity alone. One without identity is known by its class."""
+        named = zip(self.candidates, self._identities, strict=True)
+        return [own or qualified_name(type(each.backend)) for each, own in named]
+
+    @functools.cached_property
+    def _identities(self) -> list[str]:
+        return list(map(_identity, self.candidates))
+
+    @property
+    def options(self) -> list[Any]:
+        """The mode of ``torch.compile``, and the options of the candidates."""
+        return [self.request.mode, *(each.options for each in self.candidates)]
+
+    @property
+    def precision(self) -> list[str]:
+        """The precision of each candidate."""
+        return [each.precision for each in self.candidates]
+
+    @property
+    def limits(self) -> list[str]:
+        """The limits of each candidate's build."""
+        return [each.limits for each in self.candidates]
+
+    @property
+    def terms(self) -> list[str]:
+        """The fields of the policy that decide which candidate is accepted or wins."""
+        return [each.terms for each in self.candidates]
+
+    @property
+    def machine(self) -> tuple[str, ...]:
+        """The processor and, for a graph on a GPU, that GPU and its driver."""
+        return hardware.describe(self.request.device)
+
+    @property
+    def device(self) -> str:
+        """The kind of device: ``"cpu"``, ``"cuda"``."""
+        return self.request.device.partition(":")[0]
+
+    @property
+    def settings(self) -> list[Any]:
+        """The settings of the process that the speed and the numbers of engines depend on."""
+        return [
+            torch.get_num_threads(),
+            _torch.modes.float32_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+        ]
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions of composer, torch and Python. Those of an engine are in its identity."""
+        return [version_of(distribution.NAME), torch.__version__, platform.python_version()]
+
+    def key(self, parts: Sequence[str]) -> str | None:
+        """Return the SHA-256 of these parts; ``None`` if one of them is not known."""
+        known = {name: getattr(self, name) for name in parts}
+        return None if None in known.values() else digest_of(known)
+
+    def outlives_process(self, parts: Sequence[str]) -> bool:
+        """Return True if these parts mean the same in every process."""
+        if "candidate" in parts:
+            return False
+        return "kind" not in parts or all(self._identities)
+
+
+def _place(each: CandidateParts) -> str:
+    """Return the name of a candidate in this process."""
+    if isinstance(each.held, str):
+        return each.name
+    held = getattr(each.held, "__self__", each.held)  # a bound method is made anew each time
+    return f"{each.name} at {id(held):#x}"
+
+
+def _identity(each: CandidateParts) -> str:
+    """Return the identity of an engine; empty if it has none.
+
+    A name that nobody here registers is known by the reason. If an engine cannot tell because of
+    a fault of its own, a warning says so.
+    """
+    try:
+        return each.backend.identity() or ""
+    except Refusal as refusal:
+        return f"{refusal.status} {refusal.reason}"
+    except Exception as error:  # noqa: BLE001  # an engine's fault is told of, and nothing is kept
+        control_flow.pass_on(error)
+        why = error_line(error)
+        warn_of(f"no verdict is kept, since nobody knows what the engines are: {why}")
+        return ""
