@@ -119,8 +119,9 @@ def _outcome(entry: ChainEntry, device: str) -> str:
     kept = cache().get(key) if key else None
     if kept is not None:
         return str(kept.facts["why"])
-    attempts = run_all(entry.candidate, device)
-    return _keep(entry, key, attempts)
+    # The outcome holds for every policy, so the options of one chain are not part of it.
+    bare = Candidate(backend=entry.candidate.backend)
+    return _keep(entry, key, run_all(bare, device))
 
 
 def _keep(entry: ChainEntry, key: str | None, attempts: Mapping[str, Attempt]) -> str:
