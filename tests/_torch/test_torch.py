@@ -312,6 +312,17 @@ def test_storage_id_is_shared_by_views_and_copy_storage_is_apart() -> None:
     assert twin.nbytes() == 16
 
 
+def test_versions_are_put_back() -> None:
+    """A view has the version of its base, and a later write counts from the old version."""
+    x = torch.zeros(4)
+    x.add_(1)
+    x[:2].add_(1)
+    _torch.tensors.put_back_versions([(x, 1), (torch.ones(1), 0)])
+    assert (x._version, x[:2]._version) == (1, 1)
+    x.add_(1)
+    assert x._version == 2
+
+
 def test_memory_is_gone_when_nobody_has_it_any_more() -> None:
     """Whatever becomes of the tensor that it was asked for."""
     tensor = torch.ones(3)
