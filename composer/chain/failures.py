@@ -5,7 +5,8 @@ failed after a second or more. A faster failure costs little to try again, and m
 
 Failures with causes that may soon be gone are not kept: lack of memory, a full disk, a child
 process that was ended by ``SIGTERM`` or was slow to start. Failures whose cause is not part of the
-key are not kept either: the system's compiler, the recursion limit, warnings that are errors.
+key are not kept either: the system's compiler, a module that is not installed, the recursion limit,
+warnings that are errors.
 
 A child that was killed by ``SIGKILL`` is kept. Often the system killed it for lack of memory. The
 next process would run the same risk, and might be killed instead of its child.
@@ -133,8 +134,9 @@ def is_expensive(attempt: Attempt, error: BaseException) -> bool:
 
 
 def _is_the_environments(error: BaseException) -> bool:
-    """Return True if the build may succeed with another compiler, limit or warnings filter."""
-    return isinstance(error, RecursionError | Warning) or _torch.inductor.is_compilers(error)
+    """Return True if the build may succeed with another compiler, module, limit or filter."""
+    theirs = RecursionError | Warning | ModuleNotFoundError
+    return isinstance(error, theirs) or _torch.inductor.is_compilers(error)
 
 
 def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:

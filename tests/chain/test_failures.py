@@ -103,6 +103,7 @@ def test_full_disk_is_tried_again() -> None:
     [
         RecursionError("maximum recursion depth exceeded"),
         DeprecationWarning("an old name"),
+        ModuleNotFoundError("No module named 'kernels'", name="kernels"),
         InductorError(CppCompileError(["g++"], "Python.h: No such file"), None),
         InductorError(InvalidCxxCompiler(), None),
     ],
