@@ -240,7 +240,10 @@ def _build_within_limits(
         run = _build(request, entry, terms)
     finally:
         terms.artefacts.made = None  # an engine may keep the terms for later calls
-        terms.facts.check()
+        mistake = terms.facts.drop_mistake()
+    # An engine that fails with a wrong fact has failed for its own reason, so this comes after it.
+    if mistake:
+        raise ValueError(mistake)
     terms.check_end()
     return run
 
