@@ -51,6 +51,7 @@ class Session:
         background: The thread that builds and measures engines beside the program.
         copies: The weights that engines read in bfloat16.
         numbers: Gives each graph of this process its number.
+        resets: How often the process has begun anew, by :func:`reset` or torch's own reset.
         left_alone: The URLs of the shared stores that are not asked again, and the error of each.
     """
 
@@ -62,6 +63,7 @@ class Session:
         self.background = Worker()
         self.copies = Copies()
         self.numbers = itertools.count(1)
+        self.resets = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -85,6 +87,7 @@ class Session:
         """A session with the same policy, sinks and background thread, and without any compile."""
         following = copy.copy(self)
         following._begin()
+        following.resets += 1
         return following
 
     def keep(self, report: CompileReport) -> None:
@@ -204,6 +207,12 @@ def reset() -> None:
     global _current
     warned.forget_warnings()
     _current = _current.successor()
+
+
+def count_reset() -> None:
+    """Note that torch has forgotten what it compiled (``torch.compiler.reset()``)."""
+    with _current._lock:
+        _current.resets += 1
 
 
 def configure(source: Source) -> None:

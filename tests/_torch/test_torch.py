@@ -1299,6 +1299,21 @@ def test_compiled_function_refuses_to_run_while_fx_traces_in_another_thread() ->
         assert "using FX to symbolically trace" in errors[0]
 
 
+def test_reset_of_torch_is_told_once_each_time_that_it_is_asked_for() -> None:
+    """Torch's own way tells a backend of the first reset only."""
+    told: list[int] = []
+
+    def note() -> None:
+        told.append(1)
+
+    for _ in range(2):
+        _torch.dynamo.at_next_reset(note)
+        _torch.dynamo.at_next_reset(note)
+        torch.compiler.reset()
+    torch.compiler.reset()
+    assert len(told) == 2
+
+
 def test_recompile_is_told_from_the_first_compile() -> None:
     """Outside of a compile there is none."""
     seen = []
