@@ -92,10 +92,15 @@ class ChainEntry:
             message = "it failed at run time for this graph, earlier in this process"
             refuse(Status.SKIPPED, Reason.QUARANTINED, message)
 
-    def remember(self, request: GraphRequest, attempt: Attempt, error: BaseException) -> None:
-        """Keep a failure that was expensive, so that no other process repeats it."""
+    def remember(self, request: GraphRequest, attempt: Attempt, error: BaseException) -> Attempt:
+        """Keep a failure that was expensive, so that no other process repeats it.
+
+        Returns:
+            The attempt's record, which says why if the failure cannot be kept.
+        """
         if self.remember_days and failures.is_expensive(attempt, error):
-            failures.remember(self._failure_key(request), request, attempt)
+            return failures.remember(self._failure_key(request), request, attempt)
+        return attempt
 
     def recall(self, request: GraphRequest, facts: BuildFacts) -> None:
         """Refuse a candidate that failed on this graph in an earlier process.

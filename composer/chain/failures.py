@@ -14,6 +14,7 @@ next process would run the same risk, and might be killed instead of its child.
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import time
 from typing import Any
@@ -139,16 +140,19 @@ def _is_the_environments(error: BaseException) -> bool:
     return isinstance(error, theirs) or _torch.inductor.is_compilers(error)
 
 
-def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:
+def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> Attempt:
     """Keep a failure for this process and others.
 
     Args:
         key: The result of :func:`key_of`.
         request: The graph.
-        attempt: The candidate's record. If the failure cannot be kept, the record says why.
+        attempt: The candidate's record.
+
+    Returns:
+        The record, which says why if the failure cannot be kept.
     """
     if key is None:
-        return
+        return attempt
     facts = {
         "process": this_process(),
         "backend": attempt.backend,
@@ -166,8 +170,9 @@ def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:
     kept = cache()
     if kept.put(key, facts):
         session.current().failures.add(key)
-    else:
-        attempt.engine["failures"] = kept.trouble
+        return attempt
+    engine = {**attempt.engine, "failures": kept.trouble}
+    return dataclasses.replace(attempt, engine=engine)
 
 
 def _ago(seconds: float) -> str:

@@ -72,9 +72,10 @@ def walk(
                     require_working=selftest.require,
                     at_run_time=at_run_time,
                 )
+            attempt = tried.attempt
             if tried.error is not None:  # an expensive failure is remembered
-                entry.remember(request, tried.attempt, tried.error)
-            return dataclasses.replace(tried, passes=passes.records)
+                attempt = entry.remember(request, attempt, tried.error)
+            return dataclasses.replace(tried, attempt=attempt, passes=passes.records)
 
         tries = functools.partial(_try_in_turn, trial, len(entries), strict=strict)
         if benchmark is None:

@@ -458,3 +458,23 @@ def test_cache_clear_says_what_is_in_the_way(
         done = CliRunner().invoke(app, ["cache", "clear"])
     assert done.exit_code == 1
     assert "others may write to" in done.output
+
+
+def test_failure_that_cannot_be_kept_leaves_the_attempt_that_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A record is frozen: a changed one is another."""
+    made: list[composer.Attempt] = []
+
+    def fails(self: failures.DiskCache, key: str, facts: object) -> bool:
+        self.trouble = "cannot be written"
+        return False
+
+    def expensive(attempt: composer.Attempt, error: BaseException) -> bool:
+        made.append(attempt)
+        return True
+
+    monkeypatch.setattr(failures.DiskCache, "put", fails)
+    monkeypatch.setattr(failures, "is_expensive", expensive)
+    assert again(fails_at_once).engine == {"failures": "cannot be written"}
+    assert made[0].engine == {}
