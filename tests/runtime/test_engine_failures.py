@@ -866,6 +866,40 @@ def test_retries_in_threads_are_one() -> None:
     assert engine.compiles == sum(a.backend == "engine" for a in last().attempts)
 
 
+def test_interrupted_build_of_an_engine_in_quarantine_does_not_end_the_quarantine() -> None:
+    """It waits twice as long for its next build, in this graph and in equal ones."""
+    builds = itertools.count(1)
+
+    def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        build = next(builds)
+        if build == 2:
+            raise KeyboardInterrupt
+        calls = itertools.count(1)
+
+        def run(*args: Any) -> Any:
+            if build == 1 and next(calls) == 2:
+                raise RuntimeError("not now")
+            return gm.forward(*args)
+
+        return run
+
+    x = torch.ones(3)
+    chain = engine, FakeBackend(name="second")
+    f = compiled(torch.sin, *chain, on_runtime_error={"retry_after": 2})
+    served = []
+    for _ in range(12):
+        try:
+            assert torch.equal(f(x), x.sin())
+        except KeyboardInterrupt:
+            served.append("interrupted")
+            compiled(lambda x: torch.sin(x), *chain, on_runtime_error={"retry_after": 2})(x)
+            assert last().attempts[0].reason == "quarantined"
+        else:
+            served.append(composer.reports()[0].chosen)
+    first, further = ["engine", "eager", "second", "second"], ["second"] * 3 + ["engine"] * 4
+    assert served == [*first, "interrupted", *further]
+
+
 def test_retry_after_is_at_least_one() -> None:
     """Or ``None``, for never."""
     with pytest.raises(OptionError, match=r"retry_after.*greater than or equal to 1"):
