@@ -101,16 +101,18 @@ class BuildFacts:
         self.versions |= others.versions
         self.extra |= others.extra
 
-    def check(self) -> None:
-        """Remove a coverage outside of 0.0 to 1.0, which the schema of records does not allow.
+    def drop_mistake(self) -> str:
+        """Remove a coverage that is no share, which the schema of records does not allow.
 
-        Raises:
-            ValueError: The coverage was outside.
+        Returns:
+            The mistake in words; empty if there is none.
         """
-        coverage = self.coverage
-        if coverage is not None and not 0 <= coverage <= 1:
-            self.coverage = None
-            raise ValueError(f"coverage is a share, 0.0 to 1.0, not {coverage!r}")
+        coverage: object = self.coverage
+        is_share = isinstance(coverage, int | float) and 0 <= coverage <= 1
+        if coverage is None or is_share:
+            return ""
+        self.coverage = None
+        return f"coverage is a share, 0.0 to 1.0, not {coverage!r}"
 
     def record(self) -> dict[str, Any]:
         """Return the known facts, in the form of the attempt's ``engine`` record."""

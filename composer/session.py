@@ -45,6 +45,7 @@ class Session:
         background: The thread that builds and measures engines beside the program.
         copies: The weights that engines read in bfloat16.
         numbers: Gives each graph of this process its number.
+        resets: How often the process has begun anew, by :func:`reset` or torch's own reset.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,7 @@ class Session:
         self.background = Worker()
         self.copies = Copies()
         self.numbers = itertools.count(1)
+        self.resets = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -73,6 +75,7 @@ class Session:
         following = copy.copy(self)
         following.knowledge = self.knowledge.successor()
         following._begin()
+        following.resets += 1
         return following
 
     def keep(self, report: CompileReport) -> None:
@@ -173,6 +176,12 @@ def reset() -> None:
     global _current
     warned.forget_warnings()
     _current = _current.successor()
+
+
+def count_reset() -> None:
+    """Note that torch has forgotten what it compiled (``torch.compiler.reset()``)."""
+    with _current._lock:
+        _current.resets += 1
 
 
 def configure(source: Source) -> None:

@@ -14,8 +14,10 @@ import composer
 from composer import backends, config
 from composer.backends import ENGINES, installed_for
 from composer.backends.dynamo import CallableBackend
-from composer.errors import OptionError
+from composer.backends.openvino import OpenVinoBackend
+from composer.errors import FallbackWarning, OptionError, refuse
 from composer.policy import Facts
+from composer.records import Reason, Status
 from composer.testing import FakeBackend
 
 HINT = 'options={"chain": "auto", "select": "fastest"} compares them'
@@ -27,7 +29,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     class Absent(CallableBackend):
         def probe(self, request: object) -> None:
-            raise RuntimeError("not here")
+            refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, "not here")
 
     first, second = CallableBackend(FakeBackend()), CallableBackend(FakeBackend())
     found = {"first": first, "absent": Absent(FakeBackend()), "second": second}
@@ -59,6 +61,28 @@ def test_auto_tries_engines_in_their_order(fakes: list[str]) -> None:
     """Those that are not here are no attempts."""
     compiled(torch.sin, chain="auto", select="fastest")(torch.ones(3))
     assert tried() == fakes
+
+
+@pytest.mark.parametrize("select", ["first", "fastest"])
+def test_engine_whose_probe_has_a_fault_is_an_attempt_that_failed(
+    select: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user is warned of it, and the next engine serves."""
+
+    def breaks(self: object, request: object) -> None:
+        raise AttributeError("'NoneType' object has no attribute 'meta'")
+
+    monkeypatch.setattr(backends, "ENGINES", ("openvino", "onnxrt"))
+    monkeypatch.setattr(OpenVinoBackend, "probe", breaks)
+    with pytest.warns(FallbackWarning, match="no attribute 'meta'"), torch.no_grad():
+        compiled(torch.sin, chain="auto", select=select)(torch.ones(3))
+    attempt = last().attempts[0]
+    assert (attempt.backend, attempt.status, attempt.reason) == (
+        "openvino",
+        "failed",
+        "build_failed",
+    )
+    assert tried() == ["openvino", "onnxrt"]
 
 
 def test_auto_in_a_table_and_in_a_list(fakes: list[str]) -> None:

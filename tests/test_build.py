@@ -48,6 +48,28 @@ class Fails(Backend):
         refuse(Status.FAILED, Reason.BUILD_FAILED, "no such kernel")
 
 
+@pytest.mark.parametrize("coverage", [1.5, -1, float("nan"), "most"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_wrong_fact_of_an_engine_that_fails_leaves_its_own_reason(
+    coverage: object, fails: bool
+) -> None:
+    """A wrong fact is the reason only where there is no other."""
+
+    class Boasts(Backend):
+        def build(self, request: BuildRequest) -> Any:
+            request.terms.facts.coverage = coverage  # type: ignore[assignment]  # that is tested
+            if fails:
+                refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, "no kernel for aten.sin")
+            return honest(request)
+
+    compiled(torch.sin, Boasts)(torch.ones(2))
+    (attempt,) = last().attempts
+    own = ("unsupported_op", "no kernel for aten.sin")
+    wrong = ("build_failed", f"coverage is a share, 0.0 to 1.0, not {coverage!r}")
+    assert (attempt.reason, attempt.message) == (own if fails else wrong)
+    assert attempt.coverage is None
+
+
 def test_facts_of_an_answer_stand_in_the_record() -> None:
     """Typed ones by their names, and what is extra beside them."""
     compiled(torch.sin, Told)(torch.ones(2))

@@ -17,8 +17,9 @@ that the replacement could go.
   *A mark* ``MUST_SAVE`` *that holds with any memory budget* (pytorch/pytorch#190758).
 - ``aot``: ``compile_utils.rand_ops``. The partitioner merges equal calls that draw. *Mended in
   torch 2.14.*
-- ``compiles``: ``torch.compiler._is_compiling_flag``. While one thread traces, compiled functions
-  refuse to run in all threads. *A flag for each thread* (pytorch/pytorch#168999).
+- ``compiles``: the code of ``fx._symbolic_trace.is_fx_symbolic_tracing``. While one thread traces,
+  compiled functions refuse to run in all threads. *A flag for each thread*
+  (pytorch/pytorch#168999).
 - ``randomness``: ``get_rng_state`` and ``set_rng_state`` of ``torch``. A compile in a background
   thread restores old states of the generators. *Compilers that restore the states of their own
   thread only.*

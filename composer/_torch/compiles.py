@@ -38,25 +38,47 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Compile as Dynamo does: one compile at a time in the process, which says that it compiles.
+    """Compile as Dynamo does: one compile at a time in the process.
 
     Before torch 2.14, FX has one flag for all threads that says that FX traces
     (https://github.com/pytorch/pytorch/pull/168999). Two compiles at once leave the flag set for
-    good, and then every compiled function refuses to run. While one thread compiles, compiled
-    functions run in other threads only if ``torch.compiler.is_compiling()`` is true.
+    good, and then every compiled function refuses to run.
     """
-    with compile_lock, _saying_so():
+    with compile_lock, _calls_allowed():
         yield
 
 
 @optional(
     "calls of other threads while an engine is compiled in the background",
-    "torch.compiler:_is_compiling_flag",
+    "torch.fx._symbolic_trace:is_fx_symbolic_tracing",
     without=contextlib.nullcontext,
 )
-def _saying_so() -> contextlib.AbstractContextManager[None]:
-    """Make ``torch.compiler.is_compiling()`` true. There is no public way to set its flag."""
-    return patched(torch.compiler, "_is_compiling_flag", True)
+@contextlib.contextmanager
+def _calls_allowed() -> Iterator[None]:
+    """Let other threads call compiled functions while FX traces in this one.
+
+    A compiled function refuses to run while FX traces, and before torch 2.14 it cannot tell which
+    thread traces. ``torch.compiler.is_compiling()`` would make it run as well, but is read by the
+    user's own code in other threads. So only the question of compiled functions is answered
+    otherwise. They hold the function that they ask, so the code of that function is replaced.
+    ``tests/_torch`` fails when this is no longer needed.
+    """
+    before = _asked_by_calls.__code__
+    if hasattr(torch.fx._symbolic_trace, _TRACES):
+        _asked_by_calls.__code__ = _no_trace.__code__
+    try:
+        yield
+    finally:
+        _asked_by_calls.__code__ = before
+
+
+def _no_trace() -> bool:
+    return False
+
+
+_TRACES = "_is_fx_tracing_flag"
+_asked_by_calls: Any = getattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", _no_trace)
+_UNCHANGED = _asked_by_calls.__code__
 
 
 @optional(
@@ -81,9 +103,10 @@ def _forget_other_threads_compile() -> None:
     """
     if forks.freed(compile_lock):
         torch.compiler._is_compiling_flag = False
+        _asked_by_calls.__code__ = _UNCHANGED
         tracing = torch.fx._symbolic_trace
-        if hasattr(tracing, "_is_fx_tracing_flag"):  # from torch 2.14 on each thread has its own
-            tracing._is_fx_tracing_flag = False
+        if hasattr(tracing, _TRACES):  # from torch 2.14 on each thread has its own
+            setattr(tracing, _TRACES, False)
 
 
 @contextlib.contextmanager

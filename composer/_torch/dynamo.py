@@ -29,6 +29,22 @@ def list_backends() -> list[str]:
 
 
 @optional(
+    "a new vote of the ranks after torch.compiler.reset()",
+    "torch._dynamo.eval_frame:cached_backends",
+)
+def at_next_reset(told: Callable[[], None]) -> None:
+    """Call ``told`` once at the next ``torch.compiler.reset()``, however often it is asked for.
+
+    Torch calls ``reset`` of the backends that it has noted, and then forgets them. It notes a
+    backend only when a function is wrapped, and not when the function is compiled again.
+    """
+    from torch._dynamo.eval_frame import cached_backends
+
+    noted: Any = types.SimpleNamespace(reset=told)
+    cached_backends.setdefault(id(told), noted)
+
+
+@optional(
     "composer run --override",
     "torch._dynamo.config:debug_backend_override",
     without=lambda rule: False,

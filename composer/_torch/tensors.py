@@ -165,6 +165,20 @@ def order_of_memory(x: torch.Tensor) -> list[int]:
     return compute_elementwise_output_logical_to_physical_perm(x)[0]
 
 
+@optional(
+    "another engine's answer where one fails at a call that was compared, and the graph writes",
+    "torch._C._autograd:_unsafe_set_version_counter",
+)
+def put_back_versions(versions: Iterable[tuple[torch.Tensor, int]]) -> None:
+    """Set the version counters of tensors back, after their values were restored."""
+    from torch._C import _autograd
+
+    changed = [(tensor, version) for tensor, version in versions if tensor._version != version]
+    if changed:
+        tensors, numbers = zip(*changed, strict=True)
+        _autograd._unsafe_set_version_counter(tensors, numbers)
+
+
 def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The leaves of nested tuples, lists and dicts, and a function that nests others like them."""
     leaves, spec = _pytree.tree_flatten(value)

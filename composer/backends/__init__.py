@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from composer import _torch
 from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend, NamedBackend
-from composer.errors import ComposerError, UnknownNameError, import_failure
+from composer.errors import ComposerError, Refusal, UnknownNameError, import_failure
 from composer.policy import DYNAMO, names_code
 from composer.records import GraphRequest
 from composer.registry import Registry, nearest, one_slip_apart
@@ -86,17 +86,21 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
 
 
 def installed_for(request: GraphRequest) -> tuple[str, ...]:
-    """Composer's own engines whose probes accept this graph, as ``chain = "auto"`` orders them."""
+    """Composer's own engines that do not refuse this graph, as ``chain = "auto"`` orders them."""
     return tuple(name for name in ENGINES if is_here(name, request))
 
 
 def is_here(name: str, request: GraphRequest) -> bool:
-    """True if an engine's probe accepts a graph."""
+    """True if an engine's probe does not refuse a graph.
+
+    An engine whose probe has a fault is tried, so that the fault becomes an attempt's record.
+    """
     try:
         find_backend(name).probe(request)
-    except BaseException as error:  # noqa: BLE001  # a refusal, or a broken package
-        control_flow.pass_on(error)
+    except Refusal:
         return False
+    except BaseException as error:  # noqa: BLE001  # the attempt meets it again, and records it
+        control_flow.pass_on(error)
     return True
 
 

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,7 +244,10 @@ def _build_within_limits(
         run = _build(request, entry, terms)
     finally:
         terms.artefacts.made = None  # an engine may keep the terms for later calls
-        terms.facts.check()
+        mistake = terms.facts.drop_mistake()
+    # An engine that fails with a wrong fact has failed for its own reason, so this comes after it.
+    if mistake:
+        raise ValueError(mistake)
     terms.check_end()
     return run
 
@@ -377,7 +380,7 @@ def _record(trial: _Trial, started: float) -> Attempt:
 
 def _failed(trial: _Trial, error: BaseException, started: float) -> Attempt:
     """Return the record of an attempt that ``error`` ended."""
-    status, reason = classify(error)
+    status, reason = classify(error, trial.entry.backend.packages)
     error_type, lines = _type_and_traceback(error)
     return dataclasses.replace(
         _record(trial, started),
@@ -411,8 +414,13 @@ def _message(error: BaseException, reason: Reason) -> str:
     return f"it needs a number that only the data tell: {first_line(text)}{''.join(where)}"
 
 
-def classify(error: BaseException) -> tuple[Status, Reason]:
-    """Return the status and the reason code of an exception that ended an attempt."""
+def classify(error: BaseException, packages: Sequence[str]) -> tuple[Status, Reason]:
+    """Return the status and the reason code of an exception that ended an attempt.
+
+    Args:
+        error: The exception.
+        packages: The distributions that the engine consists of.
+    """
     if isinstance(error, Refusal):
         return error.status, error.reason
     chained = tuple(causes(error))
@@ -420,6 +428,12 @@ def classify(error: BaseException) -> tuple[Status, Reason]:
         return Status.FAILED, Reason.OUT_OF_MEMORY
     if any(map(_torch.operators.wants_data, chained)):
         return Status.DECLINED, Reason.DYNAMIC_SHAPE
-    if any(isinstance(each, ImportError) for each in chained):
+    if any(_lacks_package(each, packages) for each in chained):
         return Status.UNAVAILABLE, Reason.NOT_INSTALLED
     return Status.FAILED, Reason.BUILD_FAILED
+
+
+def _lacks_package(error: BaseException, packages: Sequence[str]) -> bool:
+    """Return True if the top-level module of one of these distributions was not found."""
+    modules = [each.replace("-", "_") for each in packages]
+    return isinstance(error, ModuleNotFoundError) and error.name in modules

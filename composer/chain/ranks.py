@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from composer import _torch
+from composer import _torch, session
 from composer.build import BuildFacts
 from composer.errors import error_line, refuse
 from composer.records import Reason, Status
@@ -83,6 +83,8 @@ def among_ranks(
 ) -> contextlib.AbstractContextManager[Ballots]:
     """Let the ranks of the default group vote on one graph, if there are other ranks.
 
+    A decision ends with ``composer.reset()`` and with ``torch.compiler.reset()``.
+
     Args:
         graph: The graph's key, which is the same on all ranks.
         within: Seconds to wait for others, for the whole chain. With 0 they are not asked.
@@ -91,15 +93,25 @@ def among_ranks(
     member = _torch.ranks.group_member() if within else None
     if member is None:
         return contextlib.nullcontext(lambda _: NOBODY)
-    return between(member, graph, within, again=again)
+    _torch.dynamo.at_next_reset(session.count_reset)
+    return between(member, graph, within, again=again, resets=session.current().resets)
 
 
 @contextlib.contextmanager
 def between(
-    member: _torch.ranks.GroupMember, graph: str, within: float, *, again: bool = False
+    member: _torch.ranks.GroupMember,
+    graph: str,
+    within: float,
+    *,
+    again: bool = False,
+    resets: int = 0,
 ) -> Iterator[Ballots]:
-    """Let this rank, a member of the group, and the others vote (see :func:`among_ranks`)."""
-    talk = _Agreement(member, graph, within, again=again)
+    """Let this rank, a member of the group, and the others vote (see :func:`among_ranks`).
+
+    A rank that votes on a graph again, and has counted more ``resets`` than at its last vote on it,
+    begins another round. The ranks of one round decide without regard to earlier ones.
+    """
+    talk = _Agreement(member, graph, within, again=again, resets=resets)
     talk.attempt(talk.begin)
     try:
         yield lambda place: _Asked(talk, place)
@@ -140,6 +152,8 @@ class _Agreement:
     The keys of the store are below a prefix that has the number of ranks:
 
     - ``at/RANK`` is the graph that a rank compiles, or the last one that it compiled.
+    - ``KEY/round/RANK`` is the round in which the rank has voted last on the graph with that key,
+      and how many resets it had counted then. ``GRAPH`` is the key and the round.
     - ``GRAPH/here/RANK`` is there if the rank has met the graph.
     - ``GRAPH/PLACE`` is the decision on the candidate at a place of the chain.
     - ``GRAPH/PLACE/RANK`` is there if the rank can take that candidate.
@@ -147,7 +161,13 @@ class _Agreement:
     """
 
     def __init__(
-        self, member: _torch.ranks.GroupMember, graph: str, within: float, *, again: bool
+        self,
+        member: _torch.ranks.GroupMember,
+        graph: str,
+        within: float,
+        *,
+        again: bool,
+        resets: int,
     ) -> None:
         self.alone = ""
         self._broken = False
@@ -157,11 +177,13 @@ class _Agreement:
         self._graph = graph
         self._left = within
         self._again = again
+        self._resets = resets
         self._began = time.monotonic()
 
     def begin(self) -> None:
         """Announce this rank, and read which graphs the others compile and how long to wait."""
         self._store = self._member.store_below(f"composer/{self._world}")
+        self._graph = f"{self._graph}/{self._round()}"
         self._store.set(f"{self._graph}/here/{self._rank}", "-")
         if not self._has(f"{self._graph}/here/{self._rank}"):
             raise LookupError("it keeps nothing")
@@ -172,6 +194,15 @@ class _Agreement:
         patience = float(_IMPATIENCE) ** -missed  # 0 in the end: a power of it would overflow
         self._left *= patience
         self._company = _COMPANY * patience
+
+    def _round(self) -> int:
+        """Return the number of this rank's round on the graph: 0, and one more after a reset."""
+        own = f"{self._graph}/round/{self._rank}"
+        last = self._read(own)
+        number, resets = map(int, last.split()) if last else (0, self._resets)
+        number += resets != self._resets
+        self._store.set(own, f"{number} {self._resets}")
+        return number
 
     def end(self) -> None:
         """Say that this rank is done with the graph."""

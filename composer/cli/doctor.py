@@ -158,7 +158,7 @@ def _attempts(name: str, request: GraphRequest) -> Mapping[str, Mapping[str, Any
         return subprocesses.ask("composer.chain.selftest:in_child", payload, limits)
     except BaseException as error:  # noqa: BLE001  # another package's may raise anything: its row says it
         control_flow.pass_on(error)
-        status, reason = classify(error)
+        status, reason = classify(error, _PACKAGES.get(name, ()))
         refused = {"status": status, "reason": reason, "message": text_of(error)}
         return {"inference": refused, "training": refused}
 

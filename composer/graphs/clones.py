@@ -261,17 +261,22 @@ class Buffers:
         buffers = [] if request.alongside else _open_to_change(request)
         with torch.no_grad():
             self._copies = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        # The restored tensors are as they were, so nobody is to see that they were written to: not
+        # the check for an engine's own writes, and not an engine that has them as constants.
+        counted = [each for each in buffers if not each.is_inference()]
+        self._versions = [(each, each._version) for each in counted]
         self._leaves = [each for each in buffers if not each.requires_grad and not each._is_view()]
         self._others = LeftAlone(request)
 
     def restore(self) -> bool:
-        """Restore the tensors to their copies; true if any was restored."""
+        """Restore the tensors to their copies, and their versions; true if any was restored."""
         if self._others.written():
             return False
         for each in self._leaves:
             if each.requires_grad:  # autograd recorded what was written to it
                 each.detach_()
         changed = [put_back(buffer, copy) for buffer, copy in self._copies]
+        _torch.tensors.put_back_versions(self._versions)
         return any(changed)
 
 

@@ -32,13 +32,13 @@ class SharedStore:
 
     Attributes:
         url: The folder's URL or path.
-        name: The URL without secrets, for people to read.
+        name: The URL without a password or token, for people to read.
         trouble: Why the folder is left alone; empty if it is not.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.name = re.sub(r"//[^/@]*@", "//", url)
+        self.name = _without_secrets(url)
         self.trouble = ""
 
     def check(self) -> None:
@@ -55,7 +55,7 @@ class SharedStore:
             _within(PATIENCE, lambda: self._read("0"))
         except Exception as error:  # a file system may raise anything: told of
             control_flow.pass_on(error)
-            message = error_line(error).removesuffix(": ")
+            message = _without_secrets(error_line(error)).removesuffix(": ")
             raise OptionError(
                 f"the verdict store {self.name!r} cannot be used: {message}"
             ) from error
@@ -75,7 +75,7 @@ class SharedStore:
             return _within(PATIENCE, task)
         except BaseException as error:  # noqa: BLE001  # told of; a shared folder is never the user's problem
             control_flow.pass_on(error)
-            message = error_line(error).removesuffix(": ")
+            message = _without_secrets(error_line(error)).removesuffix(": ")
             self.trouble = (
                 f"the verdict store {self.name!r} is not used any more in this process: {message}"
             )
@@ -99,6 +99,15 @@ class SharedStore:
             files.makedirs(folder, exist_ok=True)
             _replace(files, folder, key, content)
         return True
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text whose URLs have no user, password, query or fragment.
+
+    Errors of file systems quote the whole URL. Parts of a chained URL are separated by ``::``.
+    """
+    text = re.sub(r"//[^/@\s]*@", "//", text)
+    return re.sub(r"(://[^\s?#'\"]*)[?#]((?!::)[^\s'\"])*", r"\1", text)
 
 
 def _file_system(url: str) -> tuple[Any, str]:

@@ -110,7 +110,6 @@ class Answers:
         Raises:
             Exception: whatever the captured graph raises for these inputs.
         """
-        fallback = self._chain.fallback
         # These two have answered for an engine's failure already, or had no engine to call.
         if run is self.slot.resuming or run is self._retrying:
             return None
@@ -120,9 +119,22 @@ class Answers:
             self._runtime.failed(error)
             return None
         if isinstance(error, SharedInputs):
-            outputs = fallback(*args)
+            outputs = self._chain.fallback(*args)
             self._runtime.failed(error, answered=True)
             return outputs
+        return self._by_table(error, run, args, before, may_repeat=True)
+
+    def _by_table(
+        self,
+        error: BaseException,
+        run: Compiled,
+        args: tuple[Any, ...],
+        before: object,
+        *,
+        may_repeat: bool,
+    ) -> Any:
+        """Answer as the slot's table says; a call is repeated only if ``may_repeat`` is true."""
+        fallback = self._chain.fallback
         why = self._once_only(args, before)
         event = Event.WROTE if why else Event.LACKED if lacks_memory(error) else Event.RAISED
         answer = TABLE[event].answer
@@ -130,7 +142,7 @@ class Answers:
             error.add_note(f"composer: {why}, so nobody can answer")
             self._failed(event, error, run, answered=False)
             return None
-        if answer is Answer.AGAIN:
+        if answer is Answer.AGAIN and may_repeat:
             return self._again(error, run, args)
         try:
             outputs = fallback(*args)
@@ -255,20 +267,21 @@ class Answers:
         """Repeat a call that lacked memory with emptied caches, then use the eager fallback.
 
         The engine keeps serving. It is given up if it lacks memory several times, because emptying
-        caches at every call takes time.
+        caches at every call takes time. An error of the second call is a failure of its own.
         """
+        self._runtime.failed(error)
         free_memory()
         before = self.versions.of(args)
         try:
             return verify.outputs_of(run(*args))
+        except _torch.modes.StopRecomputation:  # not a failure: a checkpoint is done
+            raise
         except BaseException as again:
             control_flow.pass_on(again)
-            if self.versions.of(args) != before:
-                self._runtime.failed(again)
+            outputs = self._by_table(again, run, args, before, may_repeat=False)
+            if outputs is None:
                 raise
-        outputs = self._chain.fallback(*args)
-        self._failed(Event.LACKED, error, run)
-        return outputs
+            return outputs
 
     def _backward_failed(self, run: Compiled, error: BaseException, answered: bool) -> None:
         """Handle an error in a backward of ``run``; ``answered`` is True if torch has answered."""

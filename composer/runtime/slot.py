@@ -294,11 +294,16 @@ class Slot:
                 return self.run
             calls = self._runtime.calls
             for place in [each for each in self._preferred() if self._waits[each].until < calls]:
-                engine = self._chain.rebuild(place, args)
+                engine = None
+                try:
+                    engine = self._chain.rebuild(place, args)
+                finally:  # a build that is interrupted has not ended the quarantine either
+                    if engine is None:
+                        self._wait(place, calls - 1)  # another engine makes this call
+                        self._reschedule()
                 if engine is not None:
                     self._happen(Event.ACCEPTED, engine)
                     break
-                self._wait(place, calls - 1)  # another engine makes this call
             self._reschedule()
             return self.run
 

@@ -38,10 +38,12 @@ class Rank:
         build: float = 0.0,
         *,
         again: bool = False,
+        resets: int = 0,
     ) -> int:
         """The place of the candidate taken; -1 for the eager fallback."""
         started = time.monotonic()
-        with ranks.between(self.member, graph, within, again=again) as votes:
+        votes_of = ranks.between(self.member, graph, within, again=again, resets=resets)
+        with votes_of as votes:
             for place, able in enumerate(can):
                 facts = BuildFacts()
                 try:
@@ -141,6 +143,23 @@ def test_rank_that_comes_late_takes_what_was_decided() -> None:
     assert one.walk([True, True]) == 1
     assert one.waited < 1
     assert one.facts["without"] == [1]
+
+
+@pytest.mark.parametrize("resets", [(1, 1), (1, 5), (3, 2)])
+def test_ranks_decide_anew_after_a_reset_however_many_each_has_counted(
+    resets: tuple[int, int],
+) -> None:
+    """A decision holds until the ranks begin anew."""
+    zero, one = group_of(2)
+    assert together(lambda: zero.walk([True, True]), lambda: one.walk([False, True])) == [1, 1]
+    assert together(lambda: zero.walk([True, True]), lambda: one.walk([True, True])) == [1, 1]
+    for further in (0, 7):
+        mine, theirs = resets[0] + further, resets[1] + further
+        places = together(
+            lambda mine=mine: zero.walk([True, True], resets=mine),
+            lambda theirs=theirs: one.walk([True, True], resets=theirs),
+        )
+        assert places == [0, 0]
 
 
 def test_rank_that_comes_late_and_cannot_goes_on_alone() -> None:

@@ -10,6 +10,7 @@ import torch
 from common import compiled, last
 from typer.testing import CliRunner
 
+import composer
 from composer import session
 from composer.backends import onnxrt
 from composer.chain import selftest
@@ -53,7 +54,7 @@ def fails(*args: object) -> object:
     raise TypeError("from_dlpack(): incompatible function arguments")
 
 
-def attempt_of(chain: str, function: object = torch.relu) -> Attempt:
+def attempt_of(chain: object, function: object = torch.relu) -> Attempt:
     torch.compiler.reset()
     with torch.no_grad():
         compiled(function, chain, "eager")(torch.ones(3))
@@ -101,6 +102,32 @@ def test_other_versions_are_tried_anew(
         monkeypatch.setattr(onnxrt.OnnxRuntimeBackend, "identity", lambda self: "another release")
     attempt_of("onnxrt")
     assert tried == ["onnxrt", "onnxrt"]
+
+
+@pytest.mark.parametrize("where", ["candidate", "table"])
+def test_wrong_option_does_not_switch_the_engine_off(
+    where: str, another_process: Callable[[], None]
+) -> None:
+    """The mistake stays the attempt's own reason, and a later process uses the engine."""
+    wrong = {"providers": ["CUDAExecutionProvider"]}
+    on_cpu = {"backend": "onnxrt", "options": wrong} if where == "candidate" else "onnxrt"
+    with composer.using({"backends": {"onnxrt": wrong}} if where == "table" else None):
+        assert attempt_of(on_cpu).reason == "wrong_provider"
+        assert attempt_of(on_cpu, torch.cos).reason == "wrong_provider"
+    another_process()
+    assert attempt_of("onnxrt", torch.sin).status == "succeeded"
+
+
+def test_limit_of_a_candidate_does_not_hide_an_engine_that_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
+) -> None:
+    """The small graphs are tried even if the candidate is for other graphs only."""
+    monkeypatch.setattr(onnxrt.engine, "make_session", fails)
+    for_relu = {"backend": "onnxrt", "when": {"model": "*relu*"}}
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled(torch.relu, for_relu, "eager", model="relu")(torch.ones(3))
+    assert last().attempts[0].reason == "engine_incompatible"
 
 
 def test_lack_of_memory_says_nothing_of_the_versions(

@@ -32,6 +32,7 @@ from composer.backends.dynamo import NamedBackend
 from composer.errors import (
     CandidateError,
     ChainExhausted,
+    FallbackWarning,
     PassError,
     Refusal,
     UnknownNameError,
@@ -882,6 +883,46 @@ def test_a_registered_backend_whose_import_or_making_fails_is_unavailable(
         assert statuses()[0] == ("broken", "unavailable", "not_installed")
         assert said in last().attempts[0].message
         assert last().chosen == "honest"
+
+
+class Importing(Backend):
+    """An engine whose build meets an error of an import."""
+
+    packages = ("my-engine", "my-kernels")
+    error: ImportError
+
+    def build(self, request):
+        raise RuntimeError("no engine") from self.error
+
+
+@pytest.mark.parametrize("missing", ["my_engine", "my_kernels"])
+def test_missing_package_of_the_engine_is_not_installed(missing, monkeypatch) -> None:
+    """The default chain does not warn of it where another engine serves."""
+    monkeypatch.setattr(
+        Importing, "error", ModuleNotFoundError("No module", name=missing), raising=False
+    )
+    compiled(cosine, Importing, honest)(torch.ones(2))
+    assert statuses()[0][1:] == ("unavailable", "not_installed")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("cannot import name 'helper' from 'my_engine'", name="my_engine"),
+        ModuleNotFoundError("No module named 'my_engine.helpers'", name="my_engine.helpers"),
+        ModuleNotFoundError("No module named 'tabulate'", name="tabulate"),
+    ],
+)
+def test_other_error_of_an_import_is_a_failure_that_the_default_chain_warns_of(
+    error, monkeypatch
+) -> None:
+    """The engine is installed, and has a fault."""
+    monkeypatch.setattr(Importing, "error", error, raising=False)
+    monkeypatch.setitem(BACKENDS._table, "tensorrt", f"{__name__}:Importing")
+    monkeypatch.setitem(BACKENDS._table, "inductor", f"{__name__}:Honest")
+    with pytest.warns(FallbackWarning, match="tensorrt failed"):
+        compiled(cosine)(torch.ones(2))
+    assert statuses() == [("tensorrt", "failed", "build_failed"), ("inductor", "succeeded", None)]
 
 
 def test_options_of_a_name_that_takes_none_are_the_users_error() -> None:

@@ -403,3 +403,62 @@ def test_rank_that_asks_nobody_measures_for_itself(both: Pair) -> None:
     for found in both.run(choosing, reduced, 0.0):
         ((name, timing),) = found
         assert (name, timing[:20]) == ("first", "no: other ranks woul")
+
+
+class Later(FakeBackend):
+    """Cannot compile before it is told that it can."""
+
+    can = False
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        if not self.can:
+            raise RuntimeError("the driver is busy")
+        return super().__call__(gm, example_inputs)
+
+
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+def same_sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+def after_a_reset(rank: int) -> list[str]:
+    first = Later(name="first")
+    chain = [first, FakeBackend(name="second")]
+    first.can = rank == 0
+    compiled(sine, *chain)(torch.ones(3))
+    chosen = [last().chosen]
+    first.can = True
+    run = compiled(same_sine, *chain)
+    run(torch.ones(3))
+    chosen.append(last().chosen)
+    for can in (True, False):
+        torch.compiler.reset()
+        first.can = can
+        run(torch.ones(3))
+        chosen.append(last().chosen)
+    return chosen
+
+
+def test_decision_of_the_ranks_ends_with_a_reset_of_torch(both: Pair) -> None:
+    """It holds until then, also for another function with the same graph."""
+    assert both.run(after_a_reset) == [["second", "second", "first", "second"]] * 2
+
+
+def after_composers_reset(rank: int) -> list[str]:
+    first = Later(name="first")
+    chain = [first, FakeBackend(name="second")]
+    chosen = []
+    for function in (sine, same_sine):
+        first.can = rank == 0 or function is same_sine
+        compiled(function, *chain)(torch.ones(3))
+        chosen.append(last().chosen)
+        composer.reset()
+    return chosen
+
+
+def test_decision_of_the_ranks_ends_with_a_reset_of_composer(both: Pair) -> None:
+    """Torch keeps what it has compiled, and another function has the same graph."""
+    assert both.run(after_composers_reset) == [["second", "first"]] * 2

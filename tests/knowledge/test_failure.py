@@ -26,6 +26,7 @@ import composer
 from composer.backends.base import Backend, Build, BuildRequest
 from composer.backends.dynamo import CallableBackend
 from composer.backends.tensorrt.cache import plans
+from composer.chain import candidates
 from composer.cli import app
 from composer.errors import FallbackWarning
 from composer.knowledge import failure
@@ -104,6 +105,7 @@ def test_full_disk_is_tried_again() -> None:
     [
         RecursionError("maximum recursion depth exceeded"),
         DeprecationWarning("an old name"),
+        ModuleNotFoundError("No module named 'kernels'", name="kernels"),
         InductorError(CppCompileError(["g++"], "Python.h: No such file"), None),
         InductorError(InvalidCxxCompiler(), None),
     ],
@@ -458,3 +460,23 @@ def test_cache_clear_says_what_is_in_the_way(
         done = CliRunner().invoke(app, ["cache", "clear"])
     assert done.exit_code == 1
     assert "others may write to" in done.output
+
+
+def test_failure_that_cannot_be_kept_leaves_the_attempt_that_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A record is frozen: a changed one is another."""
+    made: list[composer.Attempt] = []
+
+    def fails(self: disk.DiskCache, key: str, facts: object) -> bool:
+        self.trouble = "cannot be written"
+        return False
+
+    def expensive(attempt: composer.Attempt, error: BaseException) -> bool:
+        made.append(attempt)
+        return True
+
+    monkeypatch.setattr(disk.DiskCache, "put", fails)
+    monkeypatch.setattr(candidates, "is_expensive", expensive)
+    assert again(fails_at_once).engine == {"failures": "cannot be written"}
+    assert made[0].engine == {}

@@ -592,6 +592,7 @@ class Troubled(MemoryFileSystem):
     """A file system that is off line, or does not answer."""
 
     protocol = "troubled"
+    url = "troubled://me:secret@there/verdicts?token=hush&x=1#hash"
     store: ClassVar[dict[str, Any]] = {}
     hangs = False
     asked = 0
@@ -600,7 +601,7 @@ class Troubled(MemoryFileSystem):
         Troubled.asked += 1
         if self.hangs:
             time.sleep(30)
-        raise PermissionError("no credentials")
+        raise PermissionError(f"no credentials for {self.url}")
 
 
 @pytest.mark.usefixtures("real_time")
@@ -608,21 +609,25 @@ class Troubled(MemoryFileSystem):
 def test_store_in_trouble_is_left_alone(
     chain: Chain, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
-    """One warning, which gives no password away, then it is not asked again."""
+    """One warning, which gives no password or token away, then it is not asked again."""
     fsspec.register_implementation("troubled", Troubled, clobber=True)
     monkeypatch.setattr(Troubled, "hangs", hangs)
     monkeypatch.setattr(Troubled, "asked", 0)
     monkeypatch.setattr(shared_store, "PATIENCE", 0.2 if hangs else 5.0)
-    url = "troubled://me:secret@there/verdicts"
+    url = Troubled.url
     with pytest.warns(CacheWarning) as told:
         assert chain.compile({"store": url}).chosen == "quick"
     (warning,) = told
-    what = "TimeoutError: no answer within 0.2 s" if hangs else "PermissionError: no credentials"
+    what = "PermissionError: no credentials for troubled://there/verdicts"
+    what = "TimeoutError: no answer within 0.2 s" if hangs else what
     assert str(warning.message) == (
         "the verdict store 'troubled://there/verdicts' is not used any more in this process: "
         f"{what}"
     )
     assert is_remembered(chain.compile({"store": url}))
+    told_to_all = f"{[each.to_dict() for each in composer.reports()]} {composer.report()}"
+    assert "secret" not in told_to_all
+    assert "hush" not in told_to_all
     composer.reset()
     torch.compiler.reset()
     assert Troubled.asked == 1

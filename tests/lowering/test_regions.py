@@ -16,6 +16,7 @@ import composer
 from composer.build import current_build
 from composer.lowering.devices import devices_of, elsewhere
 from composer.lowering.partition.regions import is_compute
+from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.slow
 
@@ -354,7 +355,7 @@ def test_coverage_that_is_no_share_fails_the_engine_that_tells_it(told: float) -
 
     def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         current_build().facts.coverage = told
-        return gm.forward
+        return FakeBackend()(gm, example_inputs)
 
     compiled(torch.sin, engine, "aot_eager")(torch.ones(2))
     first, _ = last().attempts

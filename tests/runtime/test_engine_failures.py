@@ -8,6 +8,7 @@ import itertools
 import os
 import pickle
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -257,8 +258,71 @@ def test_engine_that_returns_nothing_when_it_has_the_memory_is_answered_for() ->
     for _ in range(3):
         x = torch.randn(3)
         assert torch.equal(f(x), x.sin())
-    assert last().runtime.fallbacks == 2
+    assert last().runtime.fallbacks == 1
     assert last().chosen == "fake_honest"
+
+
+def starved_once_and_then(
+    second: BaseException | None, writes: bool = False
+) -> Callable[[torch.fx.GraphModule, list[Any]], Any]:
+    """An engine whose second call has no memory, and whose third, if repeated, meets ``second``."""
+
+    def starved(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        calls = iter(range(1000))
+
+        def run(*args: Any) -> Any:
+            number = next(calls)
+            if number == 1:
+                raise torch.OutOfMemoryError("no memory")
+            outputs = gm.forward(*args) if writes or number != 2 or second is None else None
+            if number == 2 and second is not None:
+                raise second
+            return outputs
+
+        return run
+
+    return starved
+
+
+def test_other_error_of_a_call_that_is_repeated_for_lack_of_memory_is_a_failure() -> None:
+    """Eager answers, and the record has both errors."""
+    f = compiled(torch.sin, starved_once_and_then(RuntimeError("no such kernel")), FakeBackend())
+    for _ in range(4):
+        x = torch.randn(3)
+        assert torch.equal(f(x), x.sin())
+    first, second = last().attempts
+    assert (first.reason, second.status) == ("raised_at_runtime", "succeeded")
+    assert "no such kernel" in first.message
+    assert "OutOfMemoryError: no memory" in first.traceback
+    assert (last().runtime.last_error, last().runtime.fallbacks) == (
+        "RuntimeError: no such kernel",
+        1,
+    )
+
+
+@torch.no_grad()
+def test_repeated_call_that_writes_and_raises_is_the_last_of_the_engine() -> None:
+    """The error reaches the caller, since nobody can answer."""
+    engine = starved_once_and_then(RuntimeError("after its write"), writes=True)
+    f = compiled(lambda x: x.add_(1), engine, FakeBackend())
+    x = torch.zeros(2)
+    f(x)
+    with pytest.raises(RuntimeError, match="after its write") as caught:
+        f(x)
+    assert "written to its inputs" in caught.value.__notes__[0]
+    f(x)
+    assert [each.reason for each in last().attempts] == ["raised_at_runtime", None]
+
+
+def test_lack_of_memory_that_a_repeated_call_does_not_meet_is_in_the_record() -> None:
+    """The engine has answered, so no fallback is counted."""
+    f = compiled(torch.sin, starved_once_and_then(None))
+    with expect(calls=3, fallbacks=0):
+        for _ in range(3):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+    assert last().runtime.last_error == "OutOfMemoryError: no memory"
+    assert last().attempts[0].status == "succeeded"
 
 
 def test_policy_may_want_the_error() -> None:
@@ -800,6 +864,40 @@ def test_retries_in_threads_are_one() -> None:
     assert wrong == []
     assert engine.compiles >= 2
     assert engine.compiles == sum(a.backend == "engine" for a in last().attempts)
+
+
+def test_interrupted_build_of_an_engine_in_quarantine_does_not_end_the_quarantine() -> None:
+    """It waits twice as long for its next build, in this graph and in equal ones."""
+    builds = itertools.count(1)
+
+    def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        build = next(builds)
+        if build == 2:
+            raise KeyboardInterrupt
+        calls = itertools.count(1)
+
+        def run(*args: Any) -> Any:
+            if build == 1 and next(calls) == 2:
+                raise RuntimeError("not now")
+            return gm.forward(*args)
+
+        return run
+
+    x = torch.ones(3)
+    chain = engine, FakeBackend(name="second")
+    f = compiled(torch.sin, *chain, on_runtime_error={"retry_after": 2})
+    served = []
+    for _ in range(12):
+        try:
+            assert torch.equal(f(x), x.sin())
+        except KeyboardInterrupt:
+            served.append("interrupted")
+            compiled(lambda x: torch.sin(x), *chain, on_runtime_error={"retry_after": 2})(x)
+            assert last().attempts[0].reason == "quarantined"
+        else:
+            served.append(composer.reports()[0].chosen)
+    first, further = ["engine", "eager", "second", "second"], ["second"] * 3 + ["engine"] * 4
+    assert served == [*first, "interrupted", *further]
 
 
 def test_retry_after_is_at_least_one() -> None:

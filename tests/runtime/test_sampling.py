@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -230,6 +231,60 @@ def test_engine_that_raises_at_a_sampled_call_is_answered_for() -> None:
         assert torch.equal(f(x), x.sin())
     assert last().attempts[0].reason == "raised_at_runtime"
     assert last().runtime.fallbacks == 1
+
+
+class Tally(torch.nn.Module):
+    """Adds its number of calls to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return x * self.calls
+
+
+@torch.no_grad()
+def test_comparison_leaves_the_version_of_a_buffer_to_the_engines_write() -> None:
+    """A call that is compared raises the version of what it writes to no more than another."""
+    net = Tally()
+    f = sampled(net, "aot_eager", every=2)
+    versions = [(f(torch.ones(3)), net.calls._version)[1] for _ in range(5)]
+    assert len({after - before for before, after in itertools.pairwise(versions)}) == 1
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("every", "raises_at"), [(1, 2), (1, 4), (3, 4), (3, 3)])
+def test_engine_that_raises_where_the_graph_writes_to_a_buffer_is_answered_for(
+    every: int, raises_at: int, training: bool
+) -> None:
+    """The comparison's own run of eager is no write of the engine."""
+    net = Tally()
+    twin = copy.deepcopy(net)
+    f = sampled(net, FakeBackend("raises", at=raises_at), FakeBackend(), every=every)
+    with torch.set_grad_enabled(training):
+        for _ in range(6):
+            x = torch.randn(3, requires_grad=training)
+            assert torch.equal(f(x), twin(x))
+    assert torch.equal(net.calls, twin.calls)
+    assert [each.reason for each in last().attempts] == ["raised_at_runtime", None]
+    assert last().runtime.fallbacks == 1
+
+
+@torch.no_grad()
+def test_engine_that_writes_to_a_buffer_and_raises_at_a_sampled_call_is_an_error() -> None:
+    """Nobody can answer, whoever else has run the graph for the comparison."""
+
+    def writes_and_raises(gm: torch.fx.GraphModule, *args: Any) -> Any:
+        gm.forward(*args)
+        raise RuntimeError("after its write")
+
+    f = sampled(Tally(), wrong_from(3, writes_and_raises), FakeBackend())
+    f(torch.ones(3))
+    with pytest.raises(RuntimeError, match="after its write") as caught:
+        f(torch.ones(3))
+    assert "written to its inputs" in caught.value.__notes__[0]
 
 
 def test_error_of_the_program_at_a_sampled_call_is_its_own() -> None:

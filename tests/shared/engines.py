@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch._dynamo import lookup_backend
 
+from composer.errors import refuse
+from composer.records import Reason, Status
+
 
 def honest(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
     """AOTAutograd's graph run eagerly: real work, right numbers, no code generation."""
@@ -26,7 +29,7 @@ def out_of_memory(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
 
 
 def lacks_a_package(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-    raise ModuleNotFoundError("No module named 'vendor_sdk'")
+    refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, "vendor_sdk is not installed")
 
 
 def returns_none(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:

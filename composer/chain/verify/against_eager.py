@@ -115,14 +115,7 @@ def verify(
     eager = _run_of_eager(fallback, inputs, request, facts)
     if eager is None:
         return False
-    try:
-        candidate = run(compiled, inputs, request)
-    except Refusal:
-        raise
-    except BaseException as error:
-        control_flow.pass_on(error)
-        message = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
-        raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, message) from error
+    candidate = _run_of_candidate(compiled, inputs, request, "the first inputs")
 
     def in_float64() -> Values:
         return exact(inputs, request, shared, facts)
@@ -156,6 +149,20 @@ def _run_of_eager(
         return None
 
 
+def _run_of_candidate(
+    compiled: Callable[..., Any], inputs: Sequence[Any], request: GraphRequest, which: str
+) -> Run:
+    """Return the candidate's run on ``which`` inputs, and refuse it if it raises."""
+    try:
+        return run(compiled, inputs, request)
+    except Refusal:
+        raise
+    except BaseException as error:
+        control_flow.pass_on(error)
+        message = f"raised when it was run on {which}: {first_line(text_of(error))}"
+        raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, message) from error
+
+
 def _compare_nans(
     compiled: Callable[..., Any],
     fallback: Callable[..., Any],
@@ -179,7 +186,7 @@ def _compare_nans(
     except BaseException as error:  # noqa: BLE001  # eager does not take such inputs
         control_flow.pass_on(error)
         return
-    found = run(compiled, with_nan, request).values
+    found = _run_of_candidate(compiled, with_nan, request, "inputs with a NaN").values
     for name, theirs in expected.items():
         if name.startswith("output"):
             _refuse_hidden_nans(name, found.get(name), theirs)
@@ -191,9 +198,12 @@ def _with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return copy.requires_grad_(tensor.requires_grad)
 
 
-def _refuse_hidden_nans(name: str, mine: Any, eagers: torch.Tensor) -> None:
-    if not _is_floating(mine):
+def _refuse_hidden_nans(name: str, mine: Any, eagers: Any) -> None:
+    if not _is_floating(eagers):
         return
+    if not _is_floating(mine) or mine.shape != eagers.shape:
+        message = f"{name} is not of eager's dtype and shape where an input is NaN"
+        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, message)
     hidden = int((eagers.isnan() & ~mine.isnan()).sum())
     if hidden:
         message = f"{name} has numbers for {hidden} elements that are NaN where an input is NaN"

@@ -306,7 +306,8 @@ def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     fused, it must not break the graph.
     """
     receives = foreign = False
-    if not torch.compiler.is_compiling():
+    # ``is_compiling`` is true in all threads while any thread compiles. This is true in a trace.
+    if not torch.compiler.is_dynamo_compiling():
         receives = _torch.tensors.receives_parameters(optimizer)
         foreign = not str(type(optimizer).step.__module__).startswith("torch.optim.")
     for group in optimizer.param_groups:

@@ -20,6 +20,7 @@ from common import compiled, in_child, last
 import composer
 from composer import session
 from composer.knowledge.verdict import Verdict
+from composer.lowering.weights import by_address
 from composer.testing import FakeBackend, expect, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -844,3 +845,58 @@ def test_python_random_state_is_left_alone() -> None:
     f(torch.ones(2))
     settle()
     assert random.getstate() == before
+
+
+class Foreign(torch.optim.SGD):
+    """An optimizer of another package, whose kernels may raise no version."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data.sub_(each.grad)
+
+
+def test_program_runs_as_if_nothing_compiled_beside_it() -> None:
+    """Its eager code asks whether it is compiled, and its optimizer's step raises versions."""
+    by_address.count_steps()
+    first, second = Engine("first"), Engine("second")
+    f, other = beside(double, first, second), torch.compile(torch.sin, backend="eager")
+    x = torch.ones(3)
+    other(x)
+    second.may_build.clear()
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    try:
+        for _ in range(3):
+            f(x)
+        assert second.building.wait(WAIT)
+        assert not torch.compiler.is_compiling()
+        version = weight._version
+        Foreign([weight], lr=1.0).step()
+        assert weight._version > version
+        assert torch.equal(other(x), x.sin())
+    finally:
+        second.may_build.set()
+    settle(WAIT)
+
+
+def test_compile_of_another_thread_leaves_a_step_seen() -> None:
+    """Torch says that it compiles to all threads, and a step of this one is none of a trace."""
+    by_address.count_steps()
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    versions: list[int] = []
+
+    def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        def steps() -> None:
+            versions.append(weight._version)
+            Foreign([weight], lr=1.0).step()
+            versions.append(weight._version)
+
+        thread = threading.Thread(target=steps)
+        thread.start()
+        thread.join()
+        return gm.forward
+
+    torch.compile(torch.sin, backend=engine)(torch.ones(3))
+    assert versions[1] > versions[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -1055,3 +1056,32 @@ def test_engine_that_claims_to_keep_nan_is_held_to_it(claims: bool) -> None:
     (attempt,) = last().attempts
     assert attempt.reason == ("non_finite" if claims else None)
     assert "NaN" in attempt.message or not claims
+
+
+def _raises_on(x: torch.Tensor) -> Any:
+    raise ZeroDivisionError("a mean of no numbers")
+
+
+@pytest.mark.parametrize(
+    ("on_nan", "reason"),
+    [
+        (_raises_on, "raised_at_runtime"),
+        (lambda x: None, "output_mismatch"),
+        (lambda x: [3], "output_mismatch"),
+        (lambda x: [x[:1]], "output_mismatch"),
+        (lambda x: [], "output_mismatch"),
+        (lambda x: [x.long()], "output_mismatch"),
+    ],
+)
+def test_engine_that_cannot_take_the_nan_that_it_claims_to_keep_is_refused(
+    on_nan: Callable[[torch.Tensor], Any], reason: str
+) -> None:
+    """With the reason that the first inputs would have given."""
+
+    def engine(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        current_build().facts.keeps_nan = True
+        return lambda x: on_nan(x) if x.isnan().any() else gm.forward(x)
+
+    x = torch.randn(3, 4)
+    assert torch.equal(compiled(torch.relu, engine, verify="compile")(x), x.relu())
+    assert last().attempts[0].reason == reason
