@@ -218,12 +218,12 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     if policy.select.by == "first" and not case.rules.names_chain:
         here.installed |= dict.fromkeys(installed_for(case.request))
     here.sinks.emit(report)
-    notices.warn_of_environment(here.warned)
-    notices.warn_of_mistake(case.rules.disregarded, here.warned)
+    notices.warn_of_environment()
+    notices.warn_of_mistake(case.rules.disregarded)
     if objection:
         raise objection
-    notices.warn_of_fallbacks(report, here.warned, asked_by_name=case.rules.names_chain)
-    notices.warn_of_passes(report, here.warned)
+    notices.warn_of_fallbacks(report, asked_by_name=case.rules.names_chain)
+    notices.warn_of_passes(report)
     return report
 
 

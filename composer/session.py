@@ -39,7 +39,6 @@ class Session:
         progress: The compile under way.
         captured: Names of the modules and functions that have a graph.
         noted: The number of compiles that gave no graph.
-        warned: The pairs of backend and reason that the user was already warned of.
         installed: Engines that could serve a graph for which nobody wrote a chain.
         knowledge: What is known about candidates for graphs.
         background: The thread that builds and measures engines beside the program.
@@ -67,7 +66,6 @@ class Session:
         self._without_graph: deque[WithoutGraph] = deque(maxlen=KEPT_REPORTS)
         self.captured: set[str] = set()
         self.noted = 0
-        self.warned: set[tuple[str, str]] = set()
         self.installed: dict[str, None] = {}
 
     def successor(self) -> Session:

@@ -335,7 +335,7 @@ class Succession:
             _, changed, alongside = mine
             # In the background a warning that is an error reaches nobody; the log has it as well.
             with contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext():
-                notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self._asked_by_name)
+                notices.warn_of_fallbacks(changed, asked_by_name=self._asked_by_name)
 
 
 def _writable_inputs(

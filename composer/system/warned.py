@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
-from contextlib import suppress
 
 log = logging.getLogger("composer")
 
@@ -13,24 +13,49 @@ _given: set[tuple[type[Warning], str]] = set()
 torch sets a filter."""
 
 
-def warn_once(warning: Warning, *, about: str = "") -> None:
+def warn_once(
+    warning: Warning,
+    *,
+    about: str = "",
+    may_raise: bool = False,
+    cause: BaseException | None = None,
+) -> None:
     """Log and give a warning, unless one of its class and subject was given before.
 
-    The warning is never raised, even where warnings are errors.
+    It names the line of the user's code: the first frame outside of torch and composer.
 
     Args:
         warning: The warning, with its text.
         about: The subject, if the text may differ each time; by default the text.
+        may_raise: True raises the warning where warnings are errors, each time.
+        cause: The error whose traceback the log has.
     """
     subject = type(warning), about or str(warning)
     if subject in _given:
         return
+    log.warning("%s", warning, exc_info=cause)
+    try:
+        warnings.warn(warning, stacklevel=_users_stacklevel())
+    except type(warning):
+        if may_raise:
+            raise
     _given.add(subject)
-    log.warning("%s", warning)
-    with suppress(type(warning)):
-        warnings.warn(warning, stacklevel=3)
 
 
 def forget_warnings() -> None:
     """Give all warnings again."""
     _given.clear()
+
+
+def _users_stacklevel() -> int:
+    """Return the stack level of the user's code for the caller of this function."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_machinery(frame.f_globals.get("__name__", "")):
+        level += 1
+        frame = frame.f_back
+    return level
+
+
+def _is_machinery(module: str) -> bool:
+    return module.partition(".")[0] in {"composer", "torch", "contextlib", "functools"}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from composer.errors import OptionError, TelemetryWarning, class_and_text
 from composer.records import CompileReport
 from composer.registry import Registry, did_you_mean
 from composer.system import control_flow, forks
-
-log = logging.getLogger("composer")
+from composer.system.warned import warn_once
 
 OWN = {
     "jsonl": "composer.telemetry.jsonl:JsonLinesSink",
@@ -37,7 +34,6 @@ class Sinks:
         self._environment: tuple[str, str] | None = None
         self._found: dict[str, Any] = {}
         self._added: list[Any] = []
-        self._reported: set[str] = set()
 
     def add(self, sink: Any) -> None:
         """Give every record from now on to ``sink`` as well. Adding it twice has no effect."""
@@ -120,9 +116,8 @@ class Sinks:
             control_flow.pass_on(error)
             if raises and isinstance(error, OptionError):
                 raise
-            if name not in self._reported:
-                self._reported.add(name)
-                _warn(f"the sink {name!r} failed: {class_and_text(error)}", error)
+            text = f"the sink {name!r} failed: {class_and_text(error)}"
+            warn_once(TelemetryWarning(text), about=name, cause=error)
 
 
 def _named(text: str) -> frozenset[str]:
@@ -137,10 +132,3 @@ def _named(text: str) -> frozenset[str]:
     if mistakes:
         raise OptionError(f"COMPOSER_SINKS: {'; '.join(mistakes)}")
     return frozenset(names)
-
-
-def _warn(text: str, error: BaseException) -> None:
-    """Log and warn. Nothing is raised, even if warnings are errors."""
-    log.warning("%s", text, exc_info=error)
-    with suppress(TelemetryWarning):
-        warnings.warn(text, TelemetryWarning, stacklevel=2)

@@ -30,7 +30,7 @@ from composer.chain import candidates
 from composer.cli import app
 from composer.errors import FallbackWarning
 from composer.knowledge import failure
-from composer.system import disk
+from composer.system import disk, warned
 from composer.telemetry import notices
 from composer.testing import FakeBackend
 
@@ -144,7 +144,8 @@ def test_known_failure_of_the_default_chain_is_no_news_where_another_serves(
     again(fails_late, "aot_eager")
     again(fails_late, "aot_eager")
     recwarn.clear()
-    notices.warn_of_fallbacks(last(), set(), asked_by_name=False)
+    warned.forget_warnings()
+    notices.warn_of_fallbacks(last(), asked_by_name=False)
     assert list(recwarn) == []
 
 
@@ -444,9 +445,9 @@ def test_cache_list_says_once_that_the_folder_is_none(
     """In one line; there are five kinds of what is kept."""
     (tmp_path / "a_file").touch()
     monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "a_file"))
-    with warnings.catch_warnings(record=True) as warned:
+    with warnings.catch_warnings(record=True) as given:
         done = CliRunner().invoke(app, ["cache", "list"])
-    assert (done.stderr.count("\n"), warned) == (1, [])
+    assert (done.stderr.count("\n"), given) == (1, [])
     assert done.stderr.startswith(f"composer: the cache '{tmp_path}/a_file/failures' ")
 
 
