@@ -214,9 +214,9 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     )
     report = _report(case, outcome, "" if objection else outcome.chosen, seconds)
     here.keep(report)
-    here.captured.add(case.request.names[0])
+    here.note_captured(case.request.names[0])
     if policy.select.by == "first" and not case.rules.names_chain:
-        here.installed |= dict.fromkeys(installed_for(case.request))
+        here.note_installed(installed_for(case.request))
     here.sinks.emit(report)
     notices.warn_of_environment()
     notices.warn_of_mistake(case.rules.disregarded)

@@ -44,6 +44,8 @@ class Session:
         background: The thread that builds and measures engines beside the program.
         copies: The weights that engines read in bfloat16.
         numbers: Gives each graph of this process its number.
+        positions: For each model, the graphs that were compiled, each with the number of those
+            before it. The lock file names graphs by it, so it outlives :func:`reset`.
         resets: How often the process has begun anew, by :func:`reset` or torch's own reset.
     """
 
@@ -55,6 +57,7 @@ class Session:
         self.background = Worker()
         self.copies = Copies()
         self.numbers = itertools.count(1)
+        self.positions: dict[str, dict[str, int]] = {}
         self.resets = 0
         self._begin()
 
@@ -80,6 +83,24 @@ class Session:
         """Remember a report. Beyond 1,000 the oldest is dropped."""
         with self._lock:
             self._reports.append(report)
+            of_model = self.positions.setdefault(report.model, {})
+            of_model.setdefault(report.graph_key, len(of_model))
+
+    def position(self, model: str, graph_key: str) -> int:
+        """How many other graphs of a model were compiled before this one."""
+        with self._lock:
+            of_model = self.positions.get(model, {})
+            return of_model.get(graph_key, len(of_model))
+
+    def note_captured(self, name: str) -> None:
+        """Remember the name of a module or function that has a graph."""
+        with self._lock:
+            self.captured.add(name)
+
+    def note_installed(self, engines: Iterable[str]) -> None:
+        """Remember engines that could serve a graph for which nobody wrote a chain."""
+        with self._lock:
+            self.installed |= dict.fromkeys(engines)
 
     def replace(self, old: CompileReport, new: CompileReport) -> None:
         """Replace a report, if it is still kept.
@@ -118,17 +139,18 @@ class Session:
         with self._lock:
             new = max(0, self.noted - since)
             kept = list(self._without_graph)
+            captured = set(self.captured)
         newest = kept[max(0, len(kept) - new) :]
         return tuple(
-            each
-            for each in dict.fromkeys(newest)
-            if each.given_up or each.name not in self.captured
+            each for each in dict.fromkeys(newest) if each.given_up or each.name not in captured
         )
 
     def untried(self) -> tuple[str, ...]:
         """Installed engines that were tried on no graph, where nobody wrote a chain."""
         tried = {attempt.backend for report in self.reports() for attempt in report.attempts}
-        return tuple(name for name in self.installed if name not in tried)
+        with self._lock:
+            installed = tuple(self.installed)
+        return tuple(name for name in installed if name not in tried)
 
     def reports(self) -> tuple[CompileReport, ...]:
         """The reports kept, oldest first."""

@@ -103,6 +103,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     torch.compiler.reset()
     composer.reset()
     session.current().numbers = itertools.count(1)
+    session.current().positions.clear()
     _let_work("onnxrt", "openvino")
     torch.manual_seed(0)
     precision, dtype = _torch.modes.float32_precision(), torch.get_default_dtype()

@@ -26,6 +26,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.shared_store import SharedStore
 from composer.policy import Cache
+from composer.system import forks
 from composer.system.disk import DiskCache, this_process, warn_of
 
 _DAY = 86_400.0
@@ -127,6 +128,7 @@ class Knowledge:
     def __init__(self) -> None:
         self.fills_store = False
         self.unkept: dict[str, str] = {}
+        self._lock = forks.lock()
         self._memory: dict[tuple[str, str], tuple[Fact, bool]] = {}
         """The facts that this process has learnt, each with whether it is on disk as well."""
         self._stores: dict[str, SharedStore] = {}
@@ -134,7 +136,9 @@ class Knowledge:
     def successor(self) -> Knowledge:
         """Return what is still known after :func:`composer.reset`."""
         following = Knowledge()
-        lasting = {at: known for at, known in self._memory.items() if known[0].outlives_reset}
+        with self._lock:
+            known = list(self._memory.items())
+        lasting = {at: (fact, kept) for at, (fact, kept) in known if fact.outlives_reset}
         following._memory = lasting
         return following
 
@@ -172,12 +176,14 @@ class Knowledge:
         key = fingerprint.key(fact.parts)
         if key is None:
             return "nobody knows what the engines are"
-        self._memory[fact.kind, key] = fact, False
+        with self._lock:
+            self._memory[fact.kind, key] = fact, False
         if not fact.limit or not fingerprint.outlives_process(fact.parts):
             return ""
         own = fact.cache()
         is_kept = own.put(key, fact.model_dump(mode="json"))
-        self._memory[fact.kind, key] = fact, is_kept
+        with self._lock:
+            self._memory[fact.kind, key] = fact, is_kept
         trouble = "" if is_kept else own.trouble
         store = self._store(settings) if fact.is_shared else None
         if store is None:
@@ -190,7 +196,8 @@ class Knowledge:
         key = fingerprint.key(kind.parts)
         if key is None:
             return
-        self._memory.pop((kind.kind, key), None)
+        with self._lock:
+            self._memory.pop((kind.kind, key), None)
         if kind.limit:
             kind.cache().remove(key)
 

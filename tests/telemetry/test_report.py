@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from engines import honest
 from rewrites import Raises, Scale, at
 
 import composer
+from composer import session
 from composer.telemetry.report import Report
 from composer.testing import FakeBackend
 
@@ -294,3 +296,21 @@ def test_graphs_are_numbered_uniquely_in_a_process() -> None:
         torch.compiler.reset()
         composer.reset()
     assert (numbered.number, numbered.graph_id) == (3, "0/0")
+
+
+def test_report_is_made_while_another_thread_compiles() -> None:
+    """The thread adds an engine between two that the report reads."""
+    here, numbers = session.current(), itertools.count()
+
+    class Compiles(str):
+        """A name; when it is looked at, another engine is noted."""
+
+        def __hash__(self) -> int:
+            here.note_installed([f"engine {next(numbers)}"])
+            return str.__hash__(self)
+
+    here.note_installed([Compiles("first"), "second"])
+    try:
+        assert {"first", "second"} <= set(here.untried())
+    finally:
+        composer.reset()

@@ -38,7 +38,8 @@ def hold(
     witness: Witness | None = session.current().witness
     if not policy.locked and witness is None:
         return policy, entries
-    graph = describe(request, policy, shared, _position(request))
+    position = session.current().position(request.model, request.graph_key)
+    graph = describe(request, policy, shared, position)
     if witness is None:
         held = _held_to(_entry(graph, entries), entries)
     else:
@@ -58,13 +59,6 @@ def lock_path() -> Path:
     """Return the lock's path: beside the policy file in force, else in the working directory."""
     policy = config.file_in_force(session.current().configured)
     return (policy.parent if policy else Path.cwd()) / LOCK_FILE
-
-
-def _position(request: GraphRequest) -> int:
-    """Return how many other graphs of the model this process has compiled."""
-    compiled = session.current().reports()
-    keys = {each.graph_key for each in compiled if each.model == request.model}
-    return len(keys - {request.graph_key})
 
 
 def _entry(graph: LockedGraph, entries: tuple[ChainEntry, ...]) -> LockedGraph:

@@ -22,6 +22,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from typer.testing import CliRunner
 
 import composer
+from composer import session
 from composer.chain.lock import file
 from composer.chain.lock.describe import readable
 from composer.chain.lock.witness import watching
@@ -495,6 +496,25 @@ def test_graph_that_the_lock_does_not_hold_is_an_error() -> None:
     unknown = r"does not hold graph 0 of mine, nor any other of it\."
     with pytest.raises(BackendCompilerFailed, match=unknown):
         compiled(torch.sin, chain=["eager"], locked=True, model="mine")(torch.ones(4))
+
+
+def test_position_of_a_graph_counts_all_that_were_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever reports are kept, whatever was reset, and whoever is compiled again."""
+    locked_for(chain=["eager"])
+    monkeypatch.setattr(session, "KEPT_REPORTS", 1)
+    composer.reset()
+    f = compiled(cosine, dynamic=False, chain=["eager"])
+    for size in (4, 5, 6, 4):
+        f(torch.ones(size, size))
+    composer.reset()
+    torch.compiler.reset()
+    locked = compiled(cosine, dynamic=False, chain=["eager"], locked=True)
+    for size, position in ((7, 4), (5, 2), (7, 4)):
+        with pytest.raises(BackendCompilerFailed, match=f"does not hold graph {position} of"):
+            locked(torch.ones(size, size))
+        torch.compiler.reset()
 
 
 def test_lock_names_no_code() -> None:
