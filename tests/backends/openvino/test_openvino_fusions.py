@@ -12,6 +12,7 @@ from common import compiled, last, upstream
 from composer import _torch
 from composer.backends.openvino import corrections, engine
 from composer.backends.openvino.corrections import rotations
+from composer.backends.openvino.snippets import config_for
 from composer.errors import FallbackWarning
 
 pytest.importorskip("openvino", reason="the engine itself")
@@ -102,6 +103,44 @@ def test_queries_as_many_as_heads_are_not_written_over(function, dynamic, precis
     error = (run(q, *others) - function(q, *others)).abs().max()
     assert error < (1e-5 if precision == "fp32" else 0.05)
     assert last().chosen == NAME
+
+
+class Packed(torch.nn.Module):
+    """As in timm's vision transformers: one layer for queries, keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(HEADS * 16, 3 * HEADS * 16)
+
+    def forward(self, x):
+        parts = self.qkv(x).unflatten(-1, (3, HEADS, 16)).permute(2, 0, 3, 1, 4)
+        q, k, v = parts.unbind(0)
+        return (((q @ k.mT) * 0.25).softmax(-1) @ v).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_packed_queries_as_many_as_heads_are_not_written_over(dynamic: bool) -> None:
+    """Only the result is transposed within the kernel."""
+    check(Packed(), torch.randn(2, HEADS, HEADS * 16), dynamic=dynamic)
+
+
+@upstream
+@WIDE
+def test_openvino_writes_over_packed_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(engine, "config_for", lambda read: {})
+    model, x = Packed(), torch.randn(2, HEADS, HEADS * 16)
+    assert (compiled(model, NAME, verify="off")(x) - model(x)).abs().max() > 0.01
+
+
+def test_keys_as_wide_as_they_are_many_do_not_cost_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their transpose moves the last dimension, and is not taken into the kernel."""
+    found = []
+    monkeypatch.setattr(engine, "config_for", lambda read: found.append(config_for(read)) or {})
+    check(merged, *torch.randn(3, 2, 12, HEADS * 12))
+    assert found == [{}]
 
 
 @upstream
