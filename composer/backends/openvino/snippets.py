@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from composer.backends.openvino.nodes import (
-    constant_of,
     kinds_of,
     rank_of,
     reachable,
@@ -82,15 +81,11 @@ def _is_number(node: Any) -> bool:
 
 
 def _is_overwritten(node: Any) -> bool:
-    """True for a transpose that keeps shape and rows, of what a product reads or returns."""
+    """True for a transpose that keeps the shape, of what a product reads or returns."""
     if node.get_type_name() != "Transpose":
         return False
     sizes = sizes_of(node.input(0))
     if len(sizes) <= _RANK or -1 in sizes or sizes != sizes_of(node.output(0)):
-        return False
-    order = constant_of(sources(node)[1])
-    # The kernel takes in only transposes that leave the last dimension where it is.
-    if order is not None and order.data[-1] != len(sizes) - 1:
         return False
     neighbours = itertools.chain(_users(node), _origins(node))
     return not _PRODUCTS.isdisjoint(kinds_of(neighbours))
