@@ -218,7 +218,8 @@ def norms(x: torch.Tensor, sizes: Sizes) -> torch.Tensor:
     found = [F.layer_norm(image, image.shape[-1:]), F.instance_norm(image)]
     found += [F.group_norm(image, 1), F.normalize(image, dim=1)]
     for axis in range(-1, -5, -1):
-        mean, variance = image.mean(axis, keepdim=True), image.var(axis, keepdim=True)
+        mean = image.mean(axis, keepdim=True)
+        variance = image.var(axis, correction=0, keepdim=True)
         found.append((image - mean) / (variance + 1).sqrt())
         found.append(image.softmax(axis))
     return torch.cat(found)
