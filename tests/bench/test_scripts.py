@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +143,36 @@ def test_the_bench_of_edges_tells_apart_what_is_documented(tmp_path: Path) -> No
     (sweep,) = json.loads(figures.read_text())["sweeps"]
     assert (sweep["counts"]["taken"], sweep["counts"]["wrong"]) == (1, 1)
     assert (sweep["known"], sweep["otherwise"]) == (["exp"], {})
+
+
+def test_random_graphs_run_on_an_engine() -> None:
+    """Each of them is right or refused."""
+    output = run("bench/fuzz.py", "--engines", "onnxrt", "--seeds", "0-8")
+    right, refused = map(int, re.findall(r"(\d+) (?:right|refused)", output))
+    assert right > refused
+    assert right + refused == 8
+
+
+def test_a_random_graph_that_ends_its_process_is_told(tmp_path: Path) -> None:
+    """Another process goes on behind it; here the third graph and the fifth kill theirs."""
+    program = """
+import os, signal, sys
+sys.path.insert(0, "bench")
+import fuzz
+def verdict(engine, seed):
+    return os.kill(os.getpid(), signal.SIGSEGV) if seed in (2, 4) else "right"
+fuzz.verdict = verdict
+fuzz.__file__ = __file__
+if __name__ == "__main__":
+    sys.exit(fuzz.main())
+"""
+    script = tmp_path / "dying.py"
+    script.write_text(program)
+    command = [sys.executable, str(script), "--engines", "onnxrt", "--seeds", "0-6"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.findall(r"onnxrt (\d), .*CRASHED: SIGSEGV", done.stdout) == ["2", "4"]
+    assert "onnxrt: 4 right, 0 refused" in done.stdout
 
 
 def test_the_pass_bench_writes_what_it_measured(tmp_path: Path) -> None:

@@ -5,22 +5,30 @@ OpenVINO 2026.4 makes three kinds of them wrongly:
 - Sequences of products of two dimensions. OpenVINO fuses the operations behind a product into the
   kernel. For a difference, a quotient or a power with a second operand the process crashes during
   compilation; OpenVINO rejects ``Mish``.
-- Attention with transposed queries. The kernel reads the queries in place, and may write its result
-  over them, because it assumes that both have the same size. If the transpose does not change the
-  shape (as many queries as heads), rows are overwritten before they are read, and the numbers are
-  wrong.
+- Attention with a transpose of the queries or of the result. The kernel takes the transpose in, and
+  writes its result over the queries where both have the same shape. If the transpose does not
+  change the shape (as many queries as heads), rows are overwritten before they are read, and the
+  numbers are wrong. With dynamic sizes the result has memory of its own.
 - Attention whose result is combined with a computed operand, and then divided by or normalized with
   the sums of its rows. The process crashes during compilation.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from composer.backends.openvino.nodes import kinds_of, rank_of, reachable, readers, sources
+from composer.backends.openvino.nodes import (
+    kinds_of,
+    rank_of,
+    reachable,
+    readers,
+    sizes_of,
+    sources,
+)
 
 SEPARATE = {"SNIPPETS_MODE": "DISABLE"}
 """The property that makes OpenVINO compile each operation by itself, as it did before snippets.
@@ -73,15 +81,14 @@ def _is_number(node: Any) -> bool:
 
 
 def _is_overwritten(node: Any) -> bool:
-    """True for a transpose that does not change the shape, and whose result a product reads."""
+    """True for a transpose that keeps the shape, of what a product reads or returns."""
     if node.get_type_name() != "Transpose":
         return False
-    rank = rank_of(node.output(0))
-    if rank is None or rank <= _RANK:
+    sizes = sizes_of(node.input(0))
+    if len(sizes) <= _RANK or -1 in sizes or sizes != sizes_of(node.output(0)):
         return False
-    if node.get_input_partial_shape(0) != node.get_output_partial_shape(0):
-        return False
-    return not _PRODUCTS.isdisjoint(kinds_of(_users(node)))
+    neighbours = itertools.chain(_users(node), _origins(node))
+    return not _PRODUCTS.isdisjoint(kinds_of(neighbours))
 
 
 def _is_normalized(node: Any) -> bool:
@@ -111,12 +118,19 @@ def _users(node: Any) -> Iterator[Any]:
 
     The search stops at products: they are yielded, but their users are not.
     """
-    shape = node.get_output_partial_shape(0)
+    return reachable(node, readers, functools.partial(_hands_on, node))
 
-    def hands_on(user: Any) -> bool:
-        kind = user.get_type_name()
-        if kind in _PRODUCTS or user.get_output_size() != 1:
-            return False
-        return kind in _MOVES or bool(user.get_output_partial_shape(0) == shape)
 
-    return reachable(node, readers, hands_on)
+def _origins(node: Any) -> Iterator[Any]:
+    """Yield what a node is computed from, also before element-wise operations and moves."""
+    return reachable(node, sources, functools.partial(_hands_on, node))
+
+
+def _hands_on(node: Any, other: Any) -> bool:
+    """True if another node moves a value or is element-wise, for values of this node's shape."""
+    kind = other.get_type_name()
+    if kind in _PRODUCTS or other.get_output_size() != 1:
+        return False
+    return kind in _MOVES or bool(
+        other.get_output_partial_shape(0) == node.get_output_partial_shape(0)
+    )

@@ -104,6 +104,38 @@ def test_queries_as_many_as_heads_are_not_written_over(function, dynamic, precis
     assert last().chosen == NAME
 
 
+class Packed(torch.nn.Module):
+    """As in timm's vision transformers: one layer for queries, keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(HEADS * 16, 3 * HEADS * 16)
+
+    def forward(self, x):
+        parts = self.qkv(x).unflatten(-1, (3, HEADS, 16)).permute(2, 0, 3, 1, 4)
+        q, k, v = parts.unbind(0)
+        return (((q @ k.mT) * 0.25).softmax(-1) @ v).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_packed_queries_as_many_as_heads_are_not_written_over(dynamic, precision) -> None:
+    """Only the result is transposed within the kernel."""
+    model, x = Packed(), torch.randn(2, HEADS, HEADS * 16)
+    run = compiled(model, NAME, dynamic=dynamic, precision=precision)
+    assert (run(x) - model(x)).abs().max() < (1e-5 if precision == "fp32" else 0.05)
+    assert last().chosen == NAME
+
+
+@upstream
+@WIDE
+def test_openvino_writes_over_packed_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(engine, "config_for", lambda read: {})
+    model, x = Packed(), torch.randn(2, HEADS, HEADS * 16)
+    assert (compiled(model, NAME, verify="off")(x) - model(x)).abs().max() > 0.01
+
+
 @upstream
 @WIDE
 @pytest.mark.parametrize(("function", "precision"), [(attention, "fp32"), (merged, "bf16")])
@@ -571,6 +603,54 @@ def test_openvino_takes_magnitudes_of_the_parts(function, monkeypatch: pytest.Mo
     monkeypatch.setattr(corrections, "ALWAYS", ())
     program, x = lambda x: function(torch.cat([x - 1, x + 1])), torch.randn(8)
     assert (compiled(program, NAME)(x) - program(x)).abs().max() > 0.1
+
+
+def value_of(layer):
+    """As the critic of an actor and critic."""
+    return lambda x: layer(x).reshape(())
+
+
+CRITICS = {
+    "a layer": value_of(torch.nn.Linear(7, 1)),
+    "layers": value_of(torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 1))),
+    "in between": lambda x: (x @ x.T).tanh().reshape(()),
+    "behind": lambda x: (x @ x.T).reshape(()).tanh() + x,
+    "in two steps": lambda x: (x @ x.T).view(1).view(()),
+    "batches": lambda x: torch.bmm(x[None], x.T[None]).reshape(()),
+    "einsum of matrices": lambda x: torch.einsum("bi,bi->", x, x.sin()),
+    "einsum of vectors": lambda x: torch.einsum("i,i->", x[0], x[0].sin()),
+    "einsum of both": lambda x: torch.einsum("ij,j->", x, x[0].sin()),
+    "einsum of three": lambda x: torch.einsum("i,ij,j->", x[:, 0], x, x[0].sin()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("function", CRITICS.values(), ids=CRITICS)
+def test_products_of_one_element_become_scalars(function, precision, dynamic) -> None:
+    """In one kernel with the reshape OpenVINO (2026.4) ends the process."""
+    x = torch.linspace(0.1, 0.7, 7)[None]
+    run = compiled(function, NAME, dynamic=dynamic, precision=precision)
+    tolerance = 1e-5 if precision == "fp32" else 0.05
+    torch.testing.assert_close(run(x), function(x), rtol=tolerance, atol=tolerance)
+    assert (last().chosen, last().attempts[0].coverage) == (NAME, 1.0)
+
+
+CRITIC = """
+import composer, torch
+from composer.backends.openvino import corrections
+corrections.ALWAYS = ()
+options = {"chain": ["openvino"]}
+run = torch.compile(lambda x: (x @ x.T).reshape(()), backend="composer", options=options)
+with torch.no_grad():
+    run(torch.ones(1, 7))
+"""
+
+
+@upstream
+def test_openvino_crashes_behind_products_of_one_element(run_python) -> None:
+    """The rule may go if not (2026.4 does)."""
+    assert run_python(CRITIC).returncode < 0
 
 
 class Windowed(torch.nn.Module):

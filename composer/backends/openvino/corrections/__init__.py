@@ -19,6 +19,7 @@ from composer.backends.openvino.corrections.nans import keep_nans
 from composer.backends.openvino.corrections.ranks import spell_out_ranks
 from composer.backends.openvino.corrections.reductions import spell_out_reductions
 from composer.backends.openvino.corrections.rotations import line_up_rotations
+from composer.backends.openvino.corrections.scalars import squeeze_to_scalars
 from composer.backends.openvino.corrections.slopes import line_up_slopes
 from composer.backends.openvino.corrections.swishes import drop_dimensions_of_factors
 from composer.backends.openvino.corrections.windows import keep_windows
@@ -30,6 +31,7 @@ ALWAYS: tuple[Edit, ...] = (
     turn_comparisons,
     spell_out_ranks,
     spell_out_reductions,
+    squeeze_to_scalars,
     line_up_rotations,
     line_up_slopes,
     drop_dimensions_of_factors,
