@@ -68,8 +68,9 @@ _STAGES = 3
 The parts of the last stage are summed at once. Of 2**26 elements there are 2**8 such parts."""
 
 _MOST_IN_FUSED_NORM = 2**13
-"""The most elements of a row whose sum an engine may fuse into a norm, a multiple of which loses
-the fourth digit. No model has norms over longer rows."""
+"""The most elements of a row whose sum is left whole, because an engine may fuse it into a norm.
+
+Rows of models are shorter. Sums of many times as many elements lose digits."""
 
 
 def over_vector(operator: Any, decompose: Function = stays, **fields: Any) -> Operator:
@@ -143,11 +144,18 @@ def cascade(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False) 
     places = sorted(all_dims(x, dims))
     if not is_long(count_of(x, dims)) or _may_belong_to_norm(x, places, keepdim):
         return NotImplemented
-    # The dynamic sizes come last, since splitting one of them copies what is left.
     dynamic = [dim for dim in places if not isinstance(x.shape[dim], int)]
-    static = [dim for dim in reversed(places) if dim not in dynamic]
-    for dim in static + dynamic:
-        x = _sum_along(x, dim)
+    for dim in reversed(places):
+        if dim not in dynamic:
+            x = _sum_along(x, dim)
+    # The dynamic sizes come last, since splitting one of them copies what is left.
+    while dynamic:
+        first = last = dynamic.pop()
+        while dynamic and dynamic[-1] == first - 1:
+            first = dynamic.pop()
+        x = _sum_along(x.flatten(first, last), first)
+        for _ in range(first, last):
+            x = x.unsqueeze(first)
     return x if keepdim else x.squeeze(places)
 
 
