@@ -11,6 +11,7 @@ import torch
 from composer.lowering.operators.entry import Operator, Operators
 from composer.lowering.operators.guards import is_wide, may_add, only_for
 from composer.lowering.operators.layouts import lying_as_in_eager
+from composer.lowering.operators.reductions import cascade
 
 aten = torch.ops.aten
 
@@ -26,8 +27,18 @@ def entries() -> Operators:
     }
     return lying_as_in_eager(written_out) | {
         aten.addmv.default: Operator(add_matrix_vector),
+        aten.dot.default: Operator(dot),
         aten._cdist_backward.default: Operator(cdist_backward),
     }
+
+
+def dot(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """``aten.dot``; the products of many float32 numbers are summed by :func:`cascade`.
+
+    Engines' products of matrices lose digits in long sums, as eager's do, but eager's dot product
+    does not.
+    """
+    return cascade(a * b, None)
 
 
 def add_matrix_vector(

@@ -56,11 +56,21 @@ def entries() -> Operators:
     }
 
 
-_MANY, _AT_ONCE = 2**16, 2**7
-"""The number of elements from which float32 sums are split, and the number of elements per part.
+_AT_ONCE = 2**6
+"""The number of elements per part of a split sum.
 
 Engines lose digits in long sums: of four million elements, ONNX Runtime 1.32 loses the third digit
 (microsoft/onnxruntime#28450) and OpenVINO 2026.4 the second. Eager sums in parts, too."""
+
+_STAGES = 3
+"""How often a sum over a dynamic size is split.
+
+The parts of the last stage are summed at once. Of 2**26 elements there are 2**8 such parts."""
+
+_MOST_IN_FUSED_NORM = 2**13
+"""The most elements of a row whose sum is left whole, because an engine may fuse it into a norm.
+
+Rows of models are shorter. Sums of many times as many elements lose digits."""
 
 
 def over_vector(operator: Any, decompose: Function = stays, **fields: Any) -> Operator:
@@ -127,27 +137,72 @@ def mean(
 @only_for(is_float32)
 @only_for(is_on_cpu)
 def cascade(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Any:
-    """The sum of many float32 numbers on a CPU, computed in parts; else ``NotImplemented``."""
-    count = count_of(x, dims)
-    if not isinstance(count, int) or count < _MANY:
-        return NotImplemented
+    """The sum of many float32 numbers on a CPU, computed in parts; else ``NotImplemented``.
+
+    Dynamic sizes are split whatever they are in the first call, since they may grow.
+    """
     places = sorted(all_dims(x, dims))
+    if not is_long(count_of(x, dims)) or _may_belong_to_norm(x, places, keepdim):
+        return NotImplemented
+    dynamic = [dim for dim in places if not isinstance(x.shape[dim], int)]
     for dim in reversed(places):
-        x = _sum_along(x, dim)
+        if dim not in dynamic:
+            x = _sum_along(x, dim)
+    # The dynamic sizes come last, since splitting one of them copies what is left.
+    while dynamic:
+        first = last = dynamic.pop()
+        while dynamic and dynamic[-1] == first - 1:
+            first = dynamic.pop()
+        x = _sum_along(x.flatten(first, last), first)
+        for _ in range(first, last):
+            x = x.unsqueeze(first)
     return x if keepdim else x.squeeze(places)
+
+
+def is_long(count: Any) -> bool:
+    """True if a sum of so many elements must be split; also if their number is not known."""
+    return not isinstance(count, int) or count > 2 * _AT_ONCE
+
+
+def _may_belong_to_norm(x: torch.Tensor, places: Sequence[int], keepdim: bool) -> bool:
+    """True for a sum that engines fuse into a norm over the last dimension, as of a layer."""
+    is_of_rows = keepdim and [*places] == [x.dim() - 1]
+    return is_of_rows and is_row_of_norm(x.shape[-1])
+
+
+def is_row_of_norm(count: Any) -> bool:
+    """True for a number of elements that a model may have in a row that is normalised."""
+    return isinstance(count, int) and count <= _MOST_IN_FUSED_NORM
 
 
 def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum along one dimension, which is kept with size one."""
     size = x.shape[dim]
-    if size <= 2 * _AT_ONCE:
+    if not isinstance(size, int):
+        for _ in range(_STAGES):
+            x = _padded_to_parts(x, dim).sum(dim + 1)
+        # This operator has no entry, so the sum over the parts is not split again.
+        return torch.ops.prims.sum.default(x, [dim]).unsqueeze(dim)
+    if not is_long(size):
         return torch.sum(x, [dim], keepdim=True)
     parts, rest = divmod(size, _AT_ONCE)
     if rest:
-        whole, last = x.narrow(dim, 0, size - rest), x.narrow(dim, size - rest, rest)
+        whole = x.narrow(dim, 0, size - rest)
+        last = x.narrow(dim, size - rest, rest)
         return _sum_along(whole, dim) + torch.sum(last, [dim], keepdim=True)
-    shape = (*x.shape[:dim], parts, _AT_ONCE, *x.shape[dim + 1 :])
-    return _sum_along(x.reshape(shape).sum(dim + 1), dim)
+    return _sum_along(_in_parts(x, dim, parts).sum(dim + 1), dim)
+
+
+def _padded_to_parts(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """A dimension of any size, filled up with zeros and split into parts."""
+    parts = (x.shape[dim] + _AT_ONCE - 1) // _AT_ONCE
+    behind = [0, parts * _AT_ONCE - x.shape[dim]]
+    padded = aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + behind)
+    return _in_parts(padded, dim, parts)
+
+
+def _in_parts(x: torch.Tensor, dim: int, parts: Any) -> torch.Tensor:
+    return x.reshape(*x.shape[:dim], parts, _AT_ONCE, *x.shape[dim + 1 :])
 
 
 def all_dims(x: torch.Tensor, dims: Sequence[int] | None) -> list[int]:
@@ -185,17 +240,27 @@ def variance_and_mean(
     keepdim: bool = False,
 ) -> Any:
     """``aten.var_mean`` in the cases of :func:`variance`."""
-    dims, count = all_dims(x, dim), count_of(x, dim)
-    if not isinstance(count, int):
-        return NotImplemented
+    dims = all_dims(x, dim)
+    count = count_of(x, dim)
     correction = 1 if correction is None else correction
-    is_small = 0 < count < correction
-    if not is_small and count < _MANY:
+    if not is_long(count) and not 0 < count < correction:
         return NotImplemented
     mean = torch.mean(x, dims, keepdim=True)
     squares = torch.square(x - mean)
-    spread = torch.sum(squares, dims, keepdim=keepdim) / float(max(0, count - correction))
+    spread = torch.sum(squares, dims, keepdim=keepdim) / _degrees_of_freedom(count, correction)
     return spread, mean if keepdim else mean.squeeze(dims)
+
+
+def _degrees_of_freedom(count: Any, correction: float) -> Any:
+    """The number of elements less the correction, but at least zero."""
+    # A symbol less a float would be computed in float64, which OpenVINO leaves to torch.
+    whole = int(correction) if float(correction).is_integer() else correction
+    if isinstance(count, int):
+        return float(max(0, count - whole))
+    at_least = _torch.symbols.least(count)
+    is_enough = at_least is not None and at_least >= whole
+    largest: Any = torch.sym_max  # without types
+    return count - whole if is_enough else largest(0, count - whole)
 
 
 def total(
@@ -253,9 +318,9 @@ def vector_norm(
     if ord == 0:
         return torch.sum((x != 0).to(result_dtype), dims, keepdim)
     norm: Any = NotImplemented
-    if ord in (1, 2) and result_dtype is x.dtype:
+    if result_dtype is x.dtype:
         norm = _cascaded_norm(x, ord, dims, keepdim)
-    elif ord not in (1, 2) and result_dtype is torch.float64:
+    if norm is NotImplemented and ord not in (1, 2) and result_dtype is torch.float64:
         powers = torch.pow(torch.abs(x.to(torch.float64)), ord)
         norm = torch.pow(torch.sum(powers, dims, keepdim), 1 / ord)
     if norm is NotImplemented and not dim:
@@ -263,11 +328,14 @@ def vector_norm(
     return norm
 
 
-def _cascaded_norm(x: torch.Tensor, ord: int, dims: Sequence[int], keepdim: bool) -> Any:
+def _cascaded_norm(x: torch.Tensor, ord: Any, dims: Sequence[int], keepdim: bool) -> Any:
     if ord == 1:
         return cascade(torch.abs(x), dims, keepdim)
-    summed = cascade(x * x, dims, keepdim)
-    return summed if summed is NotImplemented else torch.sqrt(summed)
+    powers = x * x if ord == 2 else torch.pow(torch.abs(x), ord)
+    summed = cascade(powers, dims, keepdim)
+    if summed is NotImplemented:
+        return NotImplemented
+    return torch.sqrt(summed) if ord == 2 else torch.pow(summed, 1 / ord)
 
 
 _NO_REDUCTION, _MEAN = 0, 1
