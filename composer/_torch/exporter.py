@@ -35,11 +35,18 @@ class OnnxTranslator:
     """
 
     def __init__(self) -> None:
-        from torch.onnx._internal.exporter import _core, _decomp, _fx_passes, _registration
+        from torch.onnx._internal.exporter import (
+            _building,
+            _core,
+            _decomp,
+            _fx_passes,
+            _registration,
+        )
         from torch.onnx._internal.fx.passes import type_promotion
 
         self._lock = forks.lock()
         self._signatures: dict[tuple[str, str, int], Any] = {}
+        self._building = _building
         self._core, self._passes = _core, _fx_passes
         self._promotions = type_promotion.TypePromotionTable()
         self._interpreter = type_promotion._TypePromotionInterpreter
@@ -111,7 +118,13 @@ class OnnxTranslator:
         # onnx_ir warns of an empty list, which stands for the shape of a number. The exporter warns
         # of an operator with several results if it makes only one.
         ir, exporter = logging.getLogger("onnx_ir._convenience"), self._core.logger
-        with self._lock, self._signatures_read_once(), _quiet(ir), _quiet(exporter):
+        with (
+            self._lock,
+            self._signatures_read_once(),
+            self._constants_kept_by_text(),
+            _quiet(ir),
+            _quiet(exporter),
+        ):
             translated = self._core._exported_program_to_onnx_program(
                 cast(Any, program), registry=self._registry
             )
@@ -137,6 +150,20 @@ class OnnxTranslator:
             return self._signatures[key]
 
         return patched(schemas.OpSignature, "from_op_schema", staticmethod(read_once))
+
+    def _constants_kept_by_text(self) -> contextlib.AbstractContextManager[None]:
+        """Let two constants of a model be one only if their text is the same.
+
+        The exporter keeps constants by their number. To a dict ``-0.0`` is ``0.0``, so the first of
+        the two in a graph would stand for both (torch 2.13,
+        ``test_the_exporter_takes_zeros_of_both_signs_for_one``).
+        """
+        make = self._building._get_or_create_constant
+
+        def make_one(kept: dict[Any, Any], constant: Any, *how: Any) -> Any:
+            return make(kept.setdefault(repr(constant), {}), constant, *how)
+
+        return patched(self._building, "_get_or_create_constant", make_one)
 
 
 def _mixes_types(node: torch.fx.Node) -> bool:

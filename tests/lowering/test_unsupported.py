@@ -102,6 +102,7 @@ TWICE = T([0, 0, 1])
 LAST = r(2, 4, 3, 4).to(memory_format=torch.channels_last)
 
 TAKEN = {
+    "a range from a negative zero": (lambda x: torch.arange(-0.0, 3.0) * x, r(3)),
     "logarithms of sums of powers of two": (torch.logaddexp2, T([200.0, -INF]), T([200.0, -INF])),
     "signs of numbers": (lambda x: (torch.copysign(x, -0.0), torch.copysign(x, 2.0)), ODD),
     "float16 compared with a tenth": (
@@ -777,6 +778,8 @@ DECLINED = {
     ),
     "half precision and a large number": (lambda x: (1 - x) * -1e9, T([0.0, 1.0]).half()),
     "half precision and a small number": (lambda x: x / 1e5 + x * 1e-8, T([1e4, 6e4]).half()),
+    "negative zeros chosen": (lambda x: torch.where(x > 0, -0.0, x), r(5)),
+    "negative zeros filled in": (lambda x: x.masked_fill(x > 0, -0.0), r(5)),
     "negative padding": (lambda x: F.pad(x, (-4, 5, 0, 0), mode="replicate"), r(1, 1, 4, 4)),
 }
 
