@@ -52,9 +52,18 @@ class OnnxTranslator:
         self._interpreter = type_promotion._TypePromotionInterpreter
         with _quiet(_registration.logger):  # it warns where torchvision is not installed
             self._registry = _registration.ONNXRegistry.from_torchlib()
-        known = _decomp.get_onnx_implemented_overloads(self._registry)
-        self.known: frozenset[str] = frozenset(map(registry_name, known))
-        """The operators that the exporter itself translates, by :func:`registry_name`."""
+        registered = _decomp.get_onnx_implemented_overloads(self._registry)
+        names = frozenset(map(registry_name, registered))
+        self._absent: dict[str, list[Any]] = {}
+        for each in _registration.onnxscript_apis.get_torchlib_ops():
+            if each.qualified_name not in names:
+                self._absent.setdefault(each.qualified_name, []).append(each)
+        self.known = names | self._absent.keys()
+        """The operators that the exporter itself translates, by :func:`registry_name`.
+
+        They include operators that no library has registered in this process so far, such as those
+        of torchvision, since a library may be loaded at any time.
+        """
 
     def register(self, translations: Mapping[Any, Callable[..., Any]]) -> None:
         """Register functions that translate these operators, in place of the exporter's own."""
@@ -63,8 +72,8 @@ class OnnxTranslator:
 
     @property
     def translated(self) -> frozenset[str]:
-        """The operators that can be translated by now, by :func:`registry_name`."""
-        names = set()
+        """The operators that can be translated, by :func:`registry_name`."""
+        names = {*self._absent}
         for target, functions in self._registry.functions.items():
             if functions:
                 names.add(target if isinstance(target, str) else registry_name(target))
@@ -125,6 +134,7 @@ class OnnxTranslator:
             _quiet(ir),
             _quiet(exporter),
         ):
+            self._register_those_in(gm)
             translated = self._core._exported_program_to_onnx_program(
                 cast(Any, program), registry=self._registry
             )
@@ -132,6 +142,15 @@ class OnnxTranslator:
         # test_onnxrt_library.py). The exporter gives none to a model without nodes.
         translated.model.opset_imports.setdefault("", self._registry.opset_version)
         return translated.model
+
+    def _register_those_in(self, gm: torch.fx.GraphModule) -> None:
+        """Register the translations of a graph's operators whose library was loaded lately.
+
+        The exporter's registry leaves out each operator that does not exist when it is made.
+        """
+        for node in gm.graph.nodes:
+            for each in self._absent.pop(registry_name(node.target), ()):
+                self._registry.register_op(node.target, each.function, each.is_complex)
 
     def _signatures_read_once(self) -> contextlib.AbstractContextManager[None]:
         """Keep the signatures that the exporter reads from the schemas of ONNX operators.

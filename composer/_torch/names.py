@@ -60,6 +60,7 @@ ESSENTIAL_FOR_ONNX: Mapping[str, str] = {
     "torch.onnx._internal.exporter._fx_passes:remove_assertion_nodes": "the exporter",
     "torch.onnx._internal.exporter._registration:ONNXRegistry.from_torchlib": "the exporter",
     "torch.onnx._internal.exporter._registration:logger": "the exporter",
+    "torch.onnx._internal.exporter._registration:onnxscript_apis": "the exporter",
     "torch.onnx._internal.fx.passes.type_promotion:TypePromotionTable": "the exporter",
     "torch.onnx._internal.fx.passes.type_promotion:_TypePromotionInterpreter": "the exporter",
 }
