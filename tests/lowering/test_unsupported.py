@@ -199,6 +199,10 @@ TAKEN = {
     ),
     "sums so far": (lambda x: x.cumsum(0), torch.full((100_000,), 0.1)),
     "sums so far of halves": (lambda x: x.cumsum(0), torch.full((1_000,), 0.1).half()),
+    "elu with scales": (
+        lambda x: (torch.ops.aten.elu(x, 2, 3, 4), F.selu(x), F.elu(x, 2)),
+        ODD / 9,
+    ),
     "celu of float64": (lambda x: F.celu(x, 2.0), T([3.0, -1.0, NAN, INF, -INF]).double()),
     "the largest of infinities alone": (
         *(lambda x, i, y: x.scatter_reduce(0, i, y, "amax", include_self=False), r(3), TWICE),
@@ -929,6 +933,7 @@ NEEDED = {
     "hypot at the edges": "hypot.default",
     "float64 with the slope of a hundredth": "leaky_relu.default",
     "celu of float64": "celu.default",
+    "elu with scales": "elu.default",
     "float64 degrees": "deg2rad.default",
     "float64 radians": "rad2deg.default",
     "sigmoids of float64": "sigmoid.default",
