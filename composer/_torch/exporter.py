@@ -35,6 +35,7 @@ class OnnxTranslator:
     """
 
     def __init__(self) -> None:
+        from torch.onnx._internal import _lazy_import
         from torch.onnx._internal.exporter import (
             _building,
             _core,
@@ -55,7 +56,8 @@ class OnnxTranslator:
         registered = _decomp.get_onnx_implemented_overloads(self._registry)
         names = frozenset(map(registry_name, registered))
         self._absent: dict[str, list[Any]] = {}
-        for each in _registration.onnxscript_apis.get_torchlib_ops():
+        imports: Any = _lazy_import  # type checkers do not see its attributes
+        for each in imports.onnxscript_apis.get_torchlib_ops():
             if each.qualified_name not in names:
                 self._absent.setdefault(each.qualified_name, []).append(each)
         self.known = names | self._absent.keys()

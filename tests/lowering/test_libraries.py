@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
 from common import compiled, last
-from torch.onnx._internal.exporter import _registration
+from torch.onnx._internal import _lazy_import
 
 pytestmark = [
     pytest.mark.slow,
@@ -151,7 +151,7 @@ def check(function: Callable[..., Any], *inputs: torch.Tensor, engine: str) -> N
 def test_all_translations_of_libraries_stand_here() -> None:
     """A new one of the exporter's needs a case."""
     own = {"aten", "prims", "_operator", "math"}
-    names = {each.qualified_name for each in _registration.onnxscript_apis.get_torchlib_ops()}
+    names = {each.qualified_name for each in _lazy_import.onnxscript_apis.get_torchlib_ops()}
     known = {f"quantized_decomposed::{each}" for each in (*QUANTIZED, *NOBODYS)}
     known |= {f"torchvision::{each}" for each in SCHEMAS}
     assert {each for each in names if each.partition("::")[0] not in own} == known

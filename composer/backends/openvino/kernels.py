@@ -169,7 +169,7 @@ def _has_one_bound(node: torch.fx.Node) -> bool:
 
 def _averages_empty_regions(node: torch.fx.Node) -> bool:
     """True for means over regions with as many points as a region is large, which may be none."""
-    return argument(node, "aligned") and argument(node, "sampling_ratio") <= 0
+    return bool(argument(node, "aligned") and argument(node, "sampling_ratio") <= 0)
 
 
 def _always(_: torch.fx.Node) -> bool:
