@@ -28,7 +28,7 @@ import composer
 from composer import _torch, session
 from composer.chain.candidates import entries_of
 from composer.knowledge.fingerprint import Fingerprint
-from composer.knowledge.incompatibility import Tested
+from composer.knowledge.self_test import SelfTest
 from composer.policy import Policy
 
 # Tracing leaves so much behind that by the default every fifteenth second is a search for garbage.
@@ -92,9 +92,9 @@ def _let_work(*names: str) -> None:
     """Have engines proved themselves. Only the tests of that have it done anew."""
     request: Any = types.SimpleNamespace(device="cpu")
     for entry in entries_of(Policy(chain=names)):
-        key = Fingerprint(request, (entry.parts,)).key(Tested.parts)
-        works = Tested(backend=entry.candidate.name, why="")
-        session.current().knowledge._memory[Tested.kind, str(key)] = works, False
+        key = Fingerprint(request, (entry.parts,)).key(SelfTest.parts)
+        works = SelfTest(backend=entry.candidate.name, why="")
+        session.current().knowledge._memory[SelfTest.kind, str(key)] = works, False
 
 
 @pytest.fixture(autouse=True)

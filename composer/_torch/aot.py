@@ -21,6 +21,7 @@ from composer._torch.fakes import fake_mode_of
 from composer._torch.modes import autocasts, float32_precision
 from composer._torch.names import off, optional
 from composer._torch.operators import draws
+from composer._torch.tensors import flatten
 from composer.errors import refuse
 from composer.records import Reason, Status
 
@@ -159,15 +160,41 @@ def min_cut(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Cut a joint graph into forward and backward where the least memory has to be kept in between.
 
-    Inductor uses the same partitioner. Errors that it makes with random operators are corrected.
+    Inductor uses the same partitioner. Errors that it makes with random operators and with zeros of
+    both signs are corrected.
     """
     from functorch.compile import min_cut_rematerialization_partition
 
     drawn = [node for node in gm.graph.nodes if draws(node.target)]
-    with _draws_kept_apart(drawn), _draws_saved(drawn) if drawn else contextlib.nullcontext():
+    with contextlib.ExitStack() as corrections:
+        corrections.enter_context(_draws_kept_apart(drawn))
+        if drawn:
+            corrections.enter_context(_draws_saved(drawn))
+        if any(map(_names_negative_zero, gm.graph.nodes)):
+            corrections.enter_context(_repetitions_kept())
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
     _describe_second_draws(backward)
     return forward, backward
+
+
+def _names_negative_zero(node: torch.fx.Node) -> bool:
+    """True if ``-0.0`` is among the arguments of a call."""
+    arguments, _ = flatten((node.args, node.kwargs))
+    return any(isinstance(each, float) and str(each) == "-0.0" for each in arguments)
+
+
+@optional(
+    "a difference between 0.0 and -0.0 in training graphs",
+    f"{_CONFIG}cse",
+    without=contextlib.nullcontext,
+)
+def _repetitions_kept() -> contextlib.AbstractContextManager[None]:
+    """Keep the partitioner from merging calls that are repeated.
+
+    It takes ``x * -0.0`` for a repetition of ``x * 0.0``, because ``0.0 == -0.0`` (torch 2.13,
+    ``test_the_partitioner_takes_zeros_of_both_signs_for_one``).
+    """
+    return _setting(cse=False)
 
 
 @optional(

@@ -35,19 +35,37 @@ class OnnxTranslator:
     """
 
     def __init__(self) -> None:
-        from torch.onnx._internal.exporter import _core, _decomp, _fx_passes, _registration
+        from torch.onnx._internal import _lazy_import
+        from torch.onnx._internal.exporter import (
+            _building,
+            _core,
+            _decomp,
+            _fx_passes,
+            _registration,
+        )
         from torch.onnx._internal.fx.passes import type_promotion
 
         self._lock = forks.lock()
         self._signatures: dict[tuple[str, str, int], Any] = {}
+        self._building = _building
         self._core, self._passes = _core, _fx_passes
         self._promotions = type_promotion.TypePromotionTable()
         self._interpreter = type_promotion._TypePromotionInterpreter
         with _quiet(_registration.logger):  # it warns where torchvision is not installed
             self._registry = _registration.ONNXRegistry.from_torchlib()
-        known = _decomp.get_onnx_implemented_overloads(self._registry)
-        self.known: frozenset[str] = frozenset(map(registry_name, known))
-        """The operators that the exporter itself translates, by :func:`registry_name`."""
+        registered = _decomp.get_onnx_implemented_overloads(self._registry)
+        names = frozenset(map(registry_name, registered))
+        self._absent: dict[str, list[Any]] = {}
+        imports: Any = _lazy_import  # type checkers do not see its attributes
+        for each in imports.onnxscript_apis.get_torchlib_ops():
+            if each.qualified_name not in names:
+                self._absent.setdefault(each.qualified_name, []).append(each)
+        self.known = names | self._absent.keys()
+        """The operators that the exporter itself translates, by :func:`registry_name`.
+
+        They include operators that no library has registered in this process so far, such as those
+        of torchvision, since a library may be loaded at any time.
+        """
 
     def register(self, translations: Mapping[Any, Callable[..., Any]]) -> None:
         """Register functions that translate these operators, in place of the exporter's own."""
@@ -56,8 +74,8 @@ class OnnxTranslator:
 
     @property
     def translated(self) -> frozenset[str]:
-        """The operators that can be translated by now, by :func:`registry_name`."""
-        names = set()
+        """The operators that can be translated, by :func:`registry_name`."""
+        names = {*self._absent}
         for target, functions in self._registry.functions.items():
             if functions:
                 names.add(target if isinstance(target, str) else registry_name(target))
@@ -111,7 +129,14 @@ class OnnxTranslator:
         # onnx_ir warns of an empty list, which stands for the shape of a number. The exporter warns
         # of an operator with several results if it makes only one.
         ir, exporter = logging.getLogger("onnx_ir._convenience"), self._core.logger
-        with self._lock, self._signatures_read_once(), _quiet(ir), _quiet(exporter):
+        with (
+            self._lock,
+            self._signatures_read_once(),
+            self._constants_kept_by_text(),
+            _quiet(ir),
+            _quiet(exporter),
+        ):
+            self._register_those_in(gm)
             translated = self._core._exported_program_to_onnx_program(
                 cast(Any, program), registry=self._registry
             )
@@ -119,6 +144,15 @@ class OnnxTranslator:
         # test_onnxrt_library.py). The exporter gives none to a model without nodes.
         translated.model.opset_imports.setdefault("", self._registry.opset_version)
         return translated.model
+
+    def _register_those_in(self, gm: torch.fx.GraphModule) -> None:
+        """Register the translations of a graph's operators whose library was loaded lately.
+
+        The exporter's registry leaves out each operator that does not exist when it is made.
+        """
+        for node in gm.graph.nodes:
+            for each in self._absent.pop(registry_name(node.target), ()):
+                self._registry.register_op(node.target, each.function, each.is_complex)
 
     def _signatures_read_once(self) -> contextlib.AbstractContextManager[None]:
         """Keep the signatures that the exporter reads from the schemas of ONNX operators.
@@ -137,6 +171,20 @@ class OnnxTranslator:
             return self._signatures[key]
 
         return patched(schemas.OpSignature, "from_op_schema", staticmethod(read_once))
+
+    def _constants_kept_by_text(self) -> contextlib.AbstractContextManager[None]:
+        """Let two constants of a model be one only if their text is the same.
+
+        The exporter keeps constants by their number. To a dict ``-0.0`` is ``0.0``, so the first of
+        the two in a graph would stand for both (torch 2.13,
+        ``test_the_exporter_takes_zeros_of_both_signs_for_one``).
+        """
+        make = self._building._get_or_create_constant
+
+        def make_one(kept: dict[Any, Any], constant: Any, *how: Any) -> Any:
+            return make(kept.setdefault(repr(constant), {}), constant, *how)
+
+        return patched(self._building, "_get_or_create_constant", make_one)
 
 
 def _mixes_types(node: torch.fx.Node) -> bool:

@@ -54,6 +54,8 @@ ESSENTIAL_FOR_ONNX: Mapping[str, str] = {
     "torch._decomp:decomposition_table": "what ONNX has no operator for",
     "torch._prims_common:compute_elementwise_output_logical_to_physical_perm": "layouts",
     "torch._prims_common:suggest_memory_format": "layouts",
+    "torch.onnx._internal._lazy_import:onnxscript_apis": "the exporter",
+    "torch.onnx._internal.exporter._building:_get_or_create_constant": "the exporter",
     "torch.onnx._internal.exporter._core:_exported_program_to_onnx_program": "the exporter",
     "torch.onnx._internal.exporter._decomp:get_onnx_implemented_overloads": "the exporter",
     "torch.onnx._internal.exporter._fx_passes:remove_assertion_nodes": "the exporter",

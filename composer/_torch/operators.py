@@ -263,6 +263,11 @@ def _is_written_in_torch(function: types.FunctionType) -> bool:
     return function.__code__.co_filename.startswith(_FOLDER + os.sep)
 
 
+def can_quantize() -> bool:
+    """True if the operators by which PT2E quantizes are loaded; torch loads them when needed."""
+    return hasattr(torch.ops.quantized_decomposed, "quantize_per_tensor")
+
+
 def registry_name(target: Any) -> str:
     """The name of a node's target in the exporter's registry. It is equal in every process."""
     if isinstance(target, OpOverload | HigherOrderOperator):

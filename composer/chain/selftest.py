@@ -25,7 +25,7 @@ from composer.chain.candidates import ChainEntry, entries_of
 from composer.errors import first_line, refuse
 from composer.graphs import capture
 from composer.knowledge.fingerprint import Fingerprint
-from composer.knowledge.incompatibility import Tested
+from composer.knowledge.self_test import SelfTest
 from composer.passes.within_aotautograd import LatePasses
 from composer.policy import Cache, Candidate, Policy, Verify
 from composer.records import Attempt, Reason, Status, plain
@@ -98,7 +98,7 @@ def require(entry: ChainEntry, fingerprint: Fingerprint) -> None:
     """
     if not entry.backend.has_self_test:
         return
-    known = session.current().knowledge.recall(Tested, fingerprint, entry.cache)
+    known = session.current().knowledge.recall(SelfTest, fingerprint, entry.cache)
     # The outcome holds for every policy, so the options of one chain are not part of it.
     bare = Candidate(backend=entry.candidate.backend)
     outcome = known.fact or _learnt(entry, fingerprint, run_all(bare, fingerprint.device))
@@ -106,11 +106,13 @@ def require(entry: ChainEntry, fingerprint: Fingerprint) -> None:
         refuse(Status.UNAVAILABLE, Reason.ENGINE_INCOMPATIBLE, outcome.why)
 
 
-def _learnt(entry: ChainEntry, fingerprint: Fingerprint, attempts: Mapping[str, Attempt]) -> Tested:
+def _learnt(
+    entry: ChainEntry, fingerprint: Fingerprint, attempts: Mapping[str, Attempt]
+) -> SelfTest:
     """Remember and return the outcome of the attempts on the small graphs."""
     failed = [each for each in attempts.values() if each.status in _INCOMPATIBLE]
     why = _message(entry, failed[0]) if failed else ""
-    outcome = Tested(backend=entry.candidate.name, why=why)
+    outcome = SelfTest(backend=entry.candidate.name, why=why)
     if Reason.OUT_OF_MEMORY in [each.reason for each in failed]:
         return outcome.model_copy(update={"why": ""})  # it says nothing about the versions
     session.current().knowledge.learn(outcome, fingerprint, entry.cache)

@@ -4,7 +4,7 @@
 - :mod:`~composer.knowledge.facts`: what a kind of fact has, and where facts are looked up and kept;
 - :mod:`~composer.knowledge.failure`: a candidate failed, at a cost;
 - :mod:`~composer.knowledge.verdict`: the engine that was measured to be the fastest;
-- :mod:`~composer.knowledge.incompatibility`: whether an engine works with the installed versions;
+- :mod:`~composer.knowledge.self_test`: whether an engine works with the installed versions;
 - :mod:`~composer.knowledge.quarantine`: a candidate failed when it ran;
 - :mod:`~composer.knowledge.shared_store`: a folder through which machines share facts.
 """

@@ -689,7 +689,7 @@ def test_table_made_without_the_exporter_is_the_exporters_own() -> None:
     known = _decomp.get_onnx_implemented_overloads(registry)
     words = frozenset(map(_torch.operators.registry_name, known))
     assert len(words) == len(set(known))
-    assert _torch.exporter.OnnxTranslator().known == words
+    assert _torch.exporter.OnnxTranslator().known >= words
     theirs = _decomp.create_onnx_friendly_decomposition_table(set(known))
     ours = _torch.exporter.onnx_decompositions(words)
     assert ours.keys() == theirs.keys()

@@ -102,6 +102,7 @@ TWICE = T([0, 0, 1])
 LAST = r(2, 4, 3, 4).to(memory_format=torch.channels_last)
 
 TAKEN = {
+    "a range from a negative zero": (lambda x: torch.arange(-0.0, 3.0) * x, r(3)),
     "logarithms of sums of powers of two": (torch.logaddexp2, T([200.0, -INF]), T([200.0, -INF])),
     "signs of numbers": (lambda x: (torch.copysign(x, -0.0), torch.copysign(x, 2.0)), ODD),
     "float16 compared with a tenth": (
@@ -198,6 +199,10 @@ TAKEN = {
     ),
     "sums so far": (lambda x: x.cumsum(0), torch.full((100_000,), 0.1)),
     "sums so far of halves": (lambda x: x.cumsum(0), torch.full((1_000,), 0.1).half()),
+    "elu with scales": (
+        lambda x: (torch.ops.aten.elu(x, 2, 3, 4), F.selu(x), F.elu(x, 2)),
+        ODD / 9,
+    ),
     "celu of float64": (lambda x: F.celu(x, 2.0), T([3.0, -1.0, NAN, INF, -INF]).double()),
     "the largest of infinities alone": (
         *(lambda x, i, y: x.scatter_reduce(0, i, y, "amax", include_self=False), r(3), TWICE),
@@ -777,6 +782,8 @@ DECLINED = {
     ),
     "half precision and a large number": (lambda x: (1 - x) * -1e9, T([0.0, 1.0]).half()),
     "half precision and a small number": (lambda x: x / 1e5 + x * 1e-8, T([1e4, 6e4]).half()),
+    "negative zeros chosen": (lambda x: torch.where(x > 0, -0.0, x), r(5)),
+    "negative zeros filled in": (lambda x: x.masked_fill(x > 0, -0.0), r(5)),
     "negative padding": (lambda x: F.pad(x, (-4, 5, 0, 0), mode="replicate"), r(1, 1, 4, 4)),
 }
 
@@ -926,6 +933,7 @@ NEEDED = {
     "hypot at the edges": "hypot.default",
     "float64 with the slope of a hundredth": "leaky_relu.default",
     "celu of float64": "celu.default",
+    "elu with scales": "elu.default",
     "float64 degrees": "deg2rad.default",
     "float64 radians": "rad2deg.default",
     "sigmoids of float64": "sigmoid.default",

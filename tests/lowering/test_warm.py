@@ -381,6 +381,49 @@ def test_graphs_that_no_text_describes_are_not_known_as_a_whole() -> None:
         assert whole.whole_of(gm, [x], "", BuildTerms()) is None
 
 
+PLAIN = """
+import torch, composer
+f = torch.compile(lambda x: x + 1, backend="composer", options={"chain": ["onnxrt"]})
+with torch.no_grad():
+    f(torch.ones(2))
+"""
+
+QUANTIZED = """
+import torch, composer
+import torch.ao.quantization.fx._decomposed
+q = torch.ops.quantized_decomposed
+def rounded(x):
+    return q.dequantize_per_tensor(
+        q.quantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8), 0.5, 0, -128, 127, torch.int8
+    )
+x = torch.tensor([0.7, -1.2])
+f = torch.compile(rounded, backend="composer", options={"chain": ["onnxrt"]})
+with torch.no_grad():
+    assert torch.equal(f(x), rounded(x))
+(attempt,) = composer.reports()[-1].attempts
+print(attempt.status, attempt.coverage)
+"""
+
+
+@pytest.mark.parametrize(
+    "scripts",
+    [
+        pytest.param((PLAIN + QUANTIZED,), id="the same process"),
+        pytest.param((PLAIN, QUANTIZED), id="another process", marks=pytest.mark.thorough),
+    ],
+)
+def test_operators_may_be_loaded_later(scripts: tuple[str, ...], fresh_python: Any) -> None:
+    """A library that was not loaded at the first compile is translated after it, by any process."""
+    for script in scripts:
+        done = fresh_python(script)
+    assert done.stdout.split() == ["succeeded", "1.0"], done.stderr
+
+
+def test_all_sources_of_composer_count() -> None:
+    """A change outside of the lowering makes other models, too."""
+    assert (artefacts.ROOT / "__init__.py").samefile(composer.__file__)
+
+
 def test_sources_changed_under_the_process_are_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in memory is not what stands in the files then."""
     assert artefacts._sources() == artefacts._sources()

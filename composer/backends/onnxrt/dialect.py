@@ -31,6 +31,7 @@ from composer.lowering.operators.entry import (
     Operators,
     always,
     is_integral,
+    is_negative_zero,
     operands_of,
     refuse_integers,
 )
@@ -68,8 +69,8 @@ def dialect() -> Operators:
         aten._unsafe_index_put.default: accumulate,
         aten._embedding_bag: crashes,
         aten._embedding_bag_forward_only: crashes,
-        aten.where.self: Operator(where),
-        aten.masked_fill.Scalar: Operator(masked_fill),
+        aten.where.self: Operator(where, unsupported=(chosen_zero,)),
+        aten.masked_fill.Scalar: Operator(masked_fill, unsupported=(chosen_zero,)),
         aten.masked_fill.Tensor: Operator(masked_fill),
         aten._to_copy.default: Operator(unsupported=(cast_of_cast,)),
     }
@@ -386,6 +387,17 @@ def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return where(mask, value, x)
     return x | mask if value else x & ~mask
+
+
+def chosen_zero(node: torch.fx.Node) -> str | None:
+    """Reject a choice of the number ``-0.0``.
+
+    ONNX Runtime's kernel for ``Where`` drops the sign of a zero of its first choice. Zeros among
+    the numbers of a tensor are not looked for (``docs/reference/engines/onnxrt-numbers.md``).
+    """
+    chosen = node.args[1 if node.target is aten.where.self else 2]
+    numbers = chosen.args if isinstance(chosen, torch.fx.Node) else (chosen,)
+    return "the sign of a zero would be lost" if any(map(is_negative_zero, numbers)) else None
 
 
 def cast_of_cast(node: torch.fx.Node) -> str | None:

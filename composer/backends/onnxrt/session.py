@@ -15,6 +15,7 @@ from composer.backends.onnxrt.native import native_value, why_not_native
 from composer.backends.onnxrt.norms import fuse_norms
 from composer.backends.onnxrt.optimizers import optimizers_to_disable
 from composer.backends.onnxrt.products import read_weights_as_they_lie
+from composer.backends.onnxrt.quantized import compute_softmax_in_floats
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.backends.onnxrt.values import drop_unread
 from composer.backends.tf32 import allows_both
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 _SPINNING = {"session.force_spinning_stop": "1"}
 """Threads wait actively for work during a call, and stop at its end, since torch's own threads run
 next. bench/onnxrt.py measures this."""
+
+_QUANTIZING = {"session.disable_double_qdq_remover": "1"}
+"""Of two successive roundings to integers ONNX Runtime (1.32) would leave out the second, even if
+it has larger steps (``test_onnxrt_quantized.py``)."""
 
 _KEEPING = frozenset(
     {"Conv", "ConvTranspose", "FusedMatMul", "Gather", "Gemm", "MatMul", "Reshape"}
@@ -99,6 +104,7 @@ def _use_own_operators(model: onnx.ModelProto, providers: Mapping[str, object]) 
         return  # a subgraph may read any value
     if providers.keys() == {CPU}:
         read_weights_as_they_lie(model)
+        compute_softmax_in_floats(model)
     if providers.keys() <= {CPU, CUDA}:
         fuse_norms(model)
         drop_unread(model)
@@ -209,6 +215,6 @@ def session_options(settings: Settings) -> Any:
     level = _LEVELS[settings.graph_optimization_level]
     options.graph_optimization_level = getattr(package.GraphOptimizationLevel, level)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    for key, value in (_SPINNING | settings.session_config).items():
+    for key, value in (_SPINNING | _QUANTIZING | settings.session_config).items():
         options.add_session_config_entry(key, value)
     return options

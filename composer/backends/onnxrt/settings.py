@@ -31,6 +31,7 @@ SESSION_KEYS = (
     *("session.set_denormal_as_zero", "session.enable_mem_pattern", "session.enable_cpu_mem_arena"),
     *("session.disable_cpu_ep_fallback", "session.disable_aot_function_inlining"),
     *("session.disable_quant_qdq", "session.enable_quant_qdq_cleanup", "session.qdqisint8allowed"),
+    "session.disable_double_qdq_remover",
     *("session.use_device_allocator_for_initializers", "session.dynamic_block_base"),
     *("session.graph_optimizations_loop_level", "session.optimized_model_filepath"),
     *("optimization.enable_gelu_approximation", "optimization.disable_specified_optimizers"),

@@ -167,6 +167,11 @@ def _has_one_bound(node: torch.fx.Node) -> bool:
     return argument(node, "min") is None or argument(node, "max") is None
 
 
+def _averages_empty_regions(node: torch.fx.Node) -> bool:
+    """True for means over regions with as many points as a region is large, which may be none."""
+    return bool(argument(node, "aligned") and argument(node, "sampling_ratio") <= 0)
+
+
 def _always(_: torch.fx.Node) -> bool:
     return True
 
@@ -183,6 +188,7 @@ _RULES: tuple[tuple[Collection[str], Callable[[torch.fx.Node], bool], str], ...]
     ({"aten::convolution"}, _has_dynamic_kernel, "OpenVINO has no kernels of dynamic sizes"),
     ({"aten::convolution"}, _skips_padding, "the padding is counted after places were left out"),
     (_CLAMPS, _has_one_bound, "OpenVINO's reader may crash on a single bound"),
+    ({"torchvision::roi_align"}, _averages_empty_regions, "the mean of no points is NaN"),
     (_TRUTHS, _reads_nan_as_false, "NaN is taken for false"),
 )
 """Operators, when OpenVINO computes them differently on values that models use, and how.

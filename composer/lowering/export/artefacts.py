@@ -30,6 +30,9 @@ from composer.system.distribution import version_of
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "torchvision")
 """The packages of the exporter. It translates more operators if torchvision is installed."""
 
+ROOT = Path(__file__).parents[2]
+"""The folder of composer's sources."""
+
 _IMPORTED = time.time()
 
 
@@ -74,11 +77,10 @@ def _sources() -> str:
 
     If a file was changed after the import, the result is a random text, which equals no other.
     """
-    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(ROOT.rglob("*.py")):
         if path.stat().st_mtime > _IMPORTED:
             return uuid.uuid4().hex
-        digest.update(f"{path.relative_to(root)}\n".encode())
+        digest.update(f"{path.relative_to(ROOT)}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -1,7 +1,8 @@
 """Lists the operators that can be translated to ONNX, and decompositions for the others.
 
-Asking the exporter takes two seconds, mostly for imports. Its answer depends only on versions, so
-the answer is kept on disk, and the exporter is imported only to translate.
+Asking the exporter takes two seconds, mostly for imports. Its answer depends only on versions, and
+not on the libraries of operators that a process has loaded. So the answer is kept on disk, and the
+exporter is imported only to translate.
 """
 
 from __future__ import annotations

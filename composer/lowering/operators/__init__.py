@@ -10,6 +10,7 @@ import functools
 import importlib
 from typing import Any
 
+from composer import _torch
 from composer.lowering.operators.entry import Operator, Operators
 
 _FAMILIES = (
@@ -27,15 +28,21 @@ _FAMILIES = (
     "pool_gradients",
     "pools",
     "products",
+    "quantized",
     "reductions",
     "shapes",
     "special",
 )
 
 
-@functools.cache
 def operators() -> Operators:
     """The entries that hold for all engines, by operator."""
+    return _entries(_torch.operators.can_quantize())
+
+
+@functools.cache
+def _entries(quantized: bool) -> Operators:
+    """All entries, made again once the operators that quantize are loaded."""
     table: dict[Any, Operator] = {}
     for family in _FAMILIES:
         table |= importlib.import_module(f"{__name__}.{family}").entries()

@@ -15,6 +15,7 @@ from composer.lowering.operators.entry import (
     Operator,
     Operators,
     always,
+    is_negative_zero,
     numbers_of,
     refuse_integers,
     stays,
@@ -38,7 +39,7 @@ def entries() -> Operators:
         # Their decomposition calls an operator on the real constant, which fake mode refuses.
         aten.lift_fresh.default: Operator(stays, or_whole=True),
         aten.lift.default: Operator(stays, or_whole=True),
-        aten.arange: Operator(unsupported=(fractional_range, far_range)),
+        aten.arange: Operator(unsupported=(fractional_range, far_range, from_negative_zero)),
         aten.linspace: Operator(unsupported=(fractional_range, rounded)),
         aten.hamming_window: Operator(unsupported=others),
         aten.hann_window: Operator(unsupported=others),
@@ -99,3 +100,9 @@ def far_range(node: torch.fx.Node) -> str | None:
     is_far = any(abs(number) > _EXACT for number in numbers_of(node))
     is_long = next(tensors_of(node)).dtype is torch.int64
     return "it is counted in float32" if is_far and not is_long else None
+
+
+def from_negative_zero(node: torch.fx.Node) -> str | None:
+    """Why a range must not be translated: it begins at ``-0.0``, for which eager begins at 0.0."""
+    begins = any(map(is_negative_zero, numbers_of(node)))
+    return "its first number would be a negative zero" if begins else None

@@ -58,6 +58,7 @@ def _written_out() -> Operators:
         aten.hypot.default: Operator(hypot, or_whole=True),
         aten.leaky_relu.default: Operator(of_doubles(leaky_relu)),
         aten.celu.default: Operator(of_doubles(celu)),
+        aten.elu.default: Operator(elu),
         aten.deg2rad.default: Operator(of_doubles(lambda x: x * (math.pi / 180))),
         aten.rad2deg.default: Operator(of_doubles(lambda x: x * (180 / math.pi))),
         aten.sigmoid.default: Operator(of_doubles(lambda x: 1 / (1 + torch.exp(-x)))),
@@ -100,6 +101,13 @@ def leaky_relu(x: torch.Tensor, negative_slope: float = 0.01) -> torch.Tensor:
 def celu(x: torch.Tensor, alpha: float = 1.0) -> Any:
     """``aten.celu``, written out because its translation also scales positive numbers."""
     return torch.where(x > 0, x, alpha * torch.expm1(x / alpha))
+
+
+def elu(x: torch.Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+    """``aten.elu`` with an input scale, by which its translation also scales positive numbers."""
+    if input_scale == 1:
+        return NotImplemented
+    return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
 
 
 def signum(x: torch.Tensor) -> Any:

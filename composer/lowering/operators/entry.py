@@ -6,6 +6,7 @@ may have more entries, for properties of that engine's kernels. These take prece
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,11 @@ def refuse_integers(why: str) -> Rule:
 def numbers_of(node: torch.fx.Node) -> list[int | float]:
     """The Python numbers among the arguments of a call; a symbol is not one."""
     return [each for each in node.args if isinstance(each, int | float)]
+
+
+def is_negative_zero(value: object) -> bool:
+    """True for the number ``-0.0``, which compares equal to ``0.0``."""
+    return isinstance(value, float) and value == 0 and math.copysign(1, value) < 0
 
 
 def operands_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:

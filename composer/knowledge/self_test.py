@@ -7,7 +7,7 @@ from typing import ClassVar
 from composer.knowledge.facts import Fact
 
 
-class Tested(Fact):
+class SelfTest(Fact):
     """The outcome of the tests of an engine. It does not depend on a graph or on options.
 
     Attributes:
