@@ -36,6 +36,7 @@ from composer import _torch, config, session
 from composer.backends import installed_for
 from composer.chain import lock, minifier, select, verify, walk
 from composer.chain.candidates import ChainEntry, bounds_of, check_tables, entries_of
+from composer.chain.eager_fallback import EagerFallback
 from composer.graphs import capture, clones, keys
 from composer.layers import Rules
 from composer.passes.resolve import SharedPasses, shared_passes
@@ -115,13 +116,15 @@ def serve(
     postponed = background.BackgroundSelection.of(
         case.policy, case.rules, case.request, case.entries
     )
+    eager = EagerFallback(case.request, case.shared)
     with backward.watched() as backwards:
-        outcome = _walk(case, postponed)
+        outcome = _walk(case, eager, postponed)
     report = _publish(case, outcome, time.perf_counter() - started)
     successors = Succession(
         request=case.request,
         entries=case.entries,
         shared=case.shared,
+        eager=eager,
         policy=case.policy,
         cache=case.rules.cache,
         early=case.rewritten,
@@ -187,7 +190,9 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     return _Case(request, rules, policy, entries, shared, rewritten)
 
 
-def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outcome:
+def _walk(
+    case: _Case, eager: EagerFallback, postponed: background.BackgroundSelection | None
+) -> Outcome:
     """Try the candidates; with a benchmark ``postponed``, only until the first is accepted.
 
     The others are then built and measured in the background.
@@ -196,6 +201,7 @@ def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outc
         case.request,
         case.entries,
         case.shared,
+        eager,
         benchmark=None if postponed else select.Benchmark.of(case.policy, case.rules.cache),
         strict=case.policy.strict,
         agree_within=case.rules.distributed.timeout,

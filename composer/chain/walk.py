@@ -11,7 +11,7 @@ from composer import _torch, session
 from composer.chain import ranks, select, selftest
 from composer.chain.attempt import try_candidate
 from composer.chain.candidates import ChainEntry
-from composer.chain.eager_fallback import make_fallback
+from composer.chain.eager_fallback import EagerFallback
 from composer.chain.select import choice, remembered
 from composer.errors import CandidateError, ChainExhausted
 from composer.knowledge.facts import Known
@@ -28,6 +28,7 @@ def walk(
     request: GraphRequest,
     entries: Sequence[ChainEntry],
     shared: SharedPasses,
+    eager: EagerFallback,
     benchmark: select.Benchmark | None = None,
     *,
     strict: bool,
@@ -46,6 +47,7 @@ def walk(
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
         entries: The chain.
         shared: The passes of the later stages, which every candidate and the eager fallback run.
+        eager: The eager fallback.
         benchmark: How to find the fastest; ``None`` takes the first that is accepted.
         strict: End the walk at the first candidate that is not accepted.
         agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
@@ -59,7 +61,7 @@ def walk(
     made = {} if made is None else made
 
     def fallback() -> choice.Tried:
-        return choice.fallback_of(make_fallback(request, shared))
+        return choice.fallback_of(*eager.made(request))
 
     obstacle = ""
     if benchmark is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -205,3 +206,19 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def _most_common(names: Iterable[str], default: str = "") -> str:
     counts = Counter(names)
     return max(counts, key=counts.__getitem__, default=default)
+
+
+def without_tensors(request: GraphRequest) -> GraphRequest:
+    """Return the request with only the symbols as example inputs: tensors are released."""
+    symbols = tuple(
+        value if isinstance(value, torch.SymInt | torch.SymFloat) else None
+        for value in request.example_inputs
+    )
+    return dataclasses.replace(request, example_inputs=symbols)
+
+
+def for_call(request: GraphRequest, args: Sequence[Any]) -> GraphRequest:
+    """Return a request without tensors as one with the inputs of a call."""
+    inputs = zip(request.example_inputs, args, strict=True)
+    given = tuple(arg if symbol is None else symbol for symbol, arg in inputs)
+    return dataclasses.replace(request, example_inputs=given)

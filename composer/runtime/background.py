@@ -256,7 +256,8 @@ class _Task:
 
     def _fallback(self) -> choice.Tried:
         with _torch.compiles.compiling(), _torch.randomness.frozen_generators():
-            return choice.fallback_of(self.successors.fallback_in_time(self.inputs))
+            self.successors.eager.made_for(self.inputs)
+        return choice.fallback_of(self.successors.fallback, self.successors.eager.passes)
 
     def _try(self, entry: ChainEntry) -> choice.Tried:
         before = self._states()

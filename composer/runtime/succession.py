@@ -11,20 +11,16 @@ import dataclasses
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-
-import torch
 
 from composer import _torch, session
 from composer.chain import select, verify, walk
 from composer.chain.candidates import ChainEntry, bounds_of
-from composer.chain.eager_fallback import make_fallback
-from composer.chain.select import choice
+from composer.chain.eager_fallback import EagerFallback
 from composer.errors import FallbackWarning, Refusal, first_line, text_of
-from composer.graphs import collectives, writes
-from composer.graphs.checkpoints import eager_forward
+from composer.graphs import capture, collectives, writes
 from composer.graphs.comparison import Values
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.quarantine import Quarantined
@@ -57,6 +53,7 @@ class Succession:
             inputs, only the symbols are kept.
         entries: The chain.
         shared: The passes of the later stages.
+        eager: The eager fallback.
         policy: The policy in force for the graph.
         cache: The policy of what is kept on disk.
         early: Records of the passes that ran before every candidate.
@@ -70,16 +67,19 @@ class Succession:
         request: GraphRequest,
         entries: Sequence[ChainEntry],
         shared: SharedPasses,
+        eager: EagerFallback,
         policy: Policy,
         cache: Cache,
         early: tuple[PassRecord, ...],
         report: CompileReport,
         asked_by_name: bool,
     ) -> None:
-        self.request = _without_tensors(request)
+        self.request = capture.without_tensors(request)
         self.entries = entries
         self.report = report
         self._shared = shared
+        self.eager = eager
+        self.fallback = eager.run
         self._policy = policy
         self._early = early
         self._asked_by_name = asked_by_name
@@ -92,9 +92,7 @@ class Succession:
         self._unpublished: deque[CompileReport] = deque()
         self._unheard: list[tuple[int, CompileReport, bool]] = []
         self._publishing = forks.lock()
-        self._answering: Callable[..., Any] | None = None
         self._reverting: Attempt | None = None
-        self.fallback: Callable[..., Any]
 
     def answers(self, outcome: Outcome, backwards: Backwards, later: Later | None) -> Answers:
         """Return the object that answers the graph's calls.
@@ -104,7 +102,9 @@ class Succession:
             backwards: The backwards that were compiled with it.
             later: Background work that begins with the second call; ``None`` for none.
         """
-        self.fallback = self._fallback_of(outcome)
+        if outcome.chosen == EAGER:
+            self.eager.adopt(outcome.compiled)
+        self.fallback = self.eager.run
         places = tuple(range(len(self.entries)))
         order = places if outcome.ranking is None else outcome.ranking
         built = self._built(places, outcome, backwards, order)
@@ -145,27 +145,11 @@ class Succession:
         bounds = outcome.bounds or bounds_of(self._policy)
         return Built(Engine(outcome.compiled, place, bounds, backwards), order, skipped)
 
-    def _fallback_of(self, outcome: Outcome) -> Callable[..., Any]:
-        """Return the eager fallback: the callable that serves, if that is eager, else a new one.
-
-        If passes of later stages have to run, it is compiled at its first call.
-        """
-        if outcome.chosen == EAGER:
-            return _torch.breaks.undisabled(outcome.compiled)
-        return self._answer if self._shared.late else eager_forward(self.request.gm)
-
     def _exact(self, args: Sequence[Any], request: GraphRequest) -> Values:
         """Return the eager fallback's values in float64 for the inputs of a call."""
         late, gm = self._shared.late, self.request.gm
         with _torch.compiles.recaptured(gm, args) if late else contextlib.nullcontext():
             return verify.exact(args, request, self._shared)
-
-    def _answer(self, *args: Any) -> Any:
-        """Answer by the eager fallback with passes on AOTAutograd's graphs, compiled on demand."""
-        if self._answering is None:
-            with _torch.compiles.recaptured(self.request.gm, args):
-                self._answering, _ = make_fallback(self.request_for(args), self._shared)
-        return self._answering(*args)
 
     def compiling(self) -> AbstractContextManager[object]:
         """Hold torch's lock of compiles."""
@@ -258,14 +242,6 @@ class Succession:
         ]
         self._record(tuple(attempts), self.report.chosen, alongside=True)
 
-    def fallback_in_time(self, args: Sequence[Any]) -> choice.Made:
-        """Return the eager fallback and its passes, compiled now for these inputs if necessary."""
-        if not self._shared.late:
-            return self.fallback, ()
-        outcome, _ = self.walk(args, ())
-        self._answering = outcome.compiled
-        return self.fallback, outcome.passes
-
     def walk(
         self,
         args: Sequence[Any],
@@ -290,6 +266,7 @@ class Succession:
                 request,
                 entries,
                 self._shared,
+                self.eager,
                 benchmark,
                 strict=False,
                 at_run_time=True,
@@ -299,9 +276,7 @@ class Succession:
 
     def request_for(self, args: Sequence[Any]) -> GraphRequest:
         """Return the graph's request with the inputs of a call."""
-        inputs = zip(self.request.example_inputs, args, strict=True)
-        given = tuple(arg if symbol is None else symbol for symbol, arg in inputs)
-        return dataclasses.replace(self.request, example_inputs=given)
+        return capture.for_call(self.request, args)
 
     def _record(
         self,
@@ -348,12 +323,3 @@ def _writable_inputs(
     if trusted and writes_nothing:
         return (), False
     return writes.tracked_inputs(request, weights=not trusted)
-
-
-def _without_tensors(request: GraphRequest) -> GraphRequest:
-    """Return the request with only the symbols as example inputs: tensors are released."""
-    symbols = tuple(
-        value if isinstance(value, torch.SymInt | torch.SymFloat) else None
-        for value in request.example_inputs
-    )
-    return dataclasses.replace(request, example_inputs=symbols)

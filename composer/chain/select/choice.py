@@ -19,9 +19,6 @@ from composer.errors import Refusal, first_line, text_of
 from composer.graphs.comparison import Bounds
 from composer.records import EAGER, Attempt, End, GraphRequest, Outcome, PassRecord, Reason, Status
 
-Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
-"""A callable for a graph, and the shared passes that ran within it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tried:
@@ -107,9 +104,8 @@ def outcome_of(
     )
 
 
-def fallback_of(made: Made) -> Tried:
+def fallback_of(compiled: Callable[..., Any], passes: tuple[PassRecord, ...]) -> Tried:
     """Return the eager fallback in the form of an accepted candidate."""
-    compiled, passes = made
     attempt = Attempt(EAGER, Status.SUCCEEDED, None, "", 0.0)
     return Tried(attempt, compiled, None, passes, is_fallback=True)
 
