@@ -1,17 +1,6 @@
 """What a kind of fact has, and the one place where facts are looked up and kept.
 
-A new kind of fact is one class in one file::
-
-    class Slow(Fact):
-        kind = "slow"                              # the name of its folder on disk
-        parts = ("graph", "engine", "versions")    # of the fingerprint
-        limit = 1 << 20                            # bytes on disk
-        milliseconds: float
-
-    knowledge.learn(Slow(milliseconds=3.0), fingerprint, settings)
-    known = knowledge.recall(Slow, fingerprint, settings)
-
-``docs/explanation/reading-the-code.md`` has this example, and a test runs it.
+A new kind of fact is one class in one file; ``docs/explanation/reading-the-code.md`` has an example.
 """
 
 from __future__ import annotations

@@ -29,6 +29,12 @@ from composer.chain.lock.witness import watching
 from composer.cli import app
 from composer.errors import LockError
 from composer.graphs import capture, keys
+from composer.knowledge.facts import Fact, Knowledge, Known
+from composer.knowledge.failure import Failure
+from composer.knowledge.fingerprint import Fingerprint
+from composer.knowledge.quarantine import Quarantined
+from composer.knowledge.self_test import SelfTest
+from composer.knowledge.verdict import Verdict
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -739,3 +745,57 @@ def test_what_the_lock_shows_is_equal_in_every_process() -> None:
         "e": "torch.float16",
         "f": [1],
     }
+
+
+FACTS: dict[str, tuple[type[Fact], Fact]] = {
+    "known_failure": (
+        Failure,
+        Failure.model_construct(
+            status="crashed", reason="crashed", message="signal 11", error_type="", traceback=""
+        ),
+    ),
+    "quarantined": (Quarantined, Quarantined(held="onnxrt")),
+    "engine_incompatible": (SelfTest, SelfTest(backend="onnxrt", why="it fails the test")),
+}
+"""By the reason that the record gives: a kind of fact, and one such fact."""
+
+
+@pytest.mark.parametrize("reason", FACTS)
+def test_a_fact_bars_the_locked_engine_and_brings_no_other(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager answers then, since the lock says who else might."""
+    options = {"chain": ["onnxrt", "aot_eager"]}
+    locked_for(**options)
+    usual = Knowledge.recall
+    kind, fact = FACTS[reason]
+
+    def recall(self: Knowledge, asked: Any, fingerprint: Fingerprint, settings: Any) -> Any:
+        is_it = asked is kind and fingerprint.candidates[0].name == "onnxrt"
+        return Known(fact) if is_it else usual(self, asked, fingerprint, settings)
+
+    monkeypatch.setattr(Knowledge, "recall", recall)
+    compiled(cosine, locked=True, **options)(torch.ones(4))
+    assert last().chosen == "eager"
+    assert [each.reason for each in last().attempts] == [reason, "policy"]
+
+
+def test_the_lock_goes_over_a_verdict() -> None:
+    """What the file says serves, whichever engine was measured to be the fastest."""
+
+    def engine(name: str) -> Any:
+        def vendor(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+            return lambda x: [torch.cos(x) + 1]
+
+        vendor.__name__ = name
+        vendor.uuid = lambda: name  # type: ignore[attr-defined]
+        return vendor
+
+    options = {"chain": [engine("first"), engine("second")], "select": "fastest"}
+    locked_for(**options)
+    assert Verdict.cache().entries()
+    other = "first" if last().chosen == "second" else "second"
+    edit(lambda table: table["graphs"][0].update(engine=other))
+    x = torch.ones(4)
+    torch.testing.assert_close(compiled(cosine, locked=True, **options)(x), cosine(x))
+    assert last().chosen == other
