@@ -271,41 +271,47 @@ class Fails:
     def __init__(self, at: str) -> None:
         self._store = HashStore()
         self._at = at
-        self._gone = False
 
     def __getattr__(self, name: str) -> Any:
-        self._gone |= name == self._at
-        if self._gone:
+        if name == self._at:
+            self._store = None
+        if self._store is None:
             raise ConnectionError("connection reset by peer")
         return getattr(self._store, name)
 
 
-def test_store_that_fails_ends_the_talk_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank that keeps it is gone, at whatever moment, or there is none, as under MPI."""
-    below = lambda self, prefix: self.store  # noqa: E731
-    for at in ("check", "set", "add", "compare_set"):
-        with monkeypatch.context() as patch:
-            patch.setattr(_torch.ranks.GroupMember, "store_below", below)
-            rank = Rank(Fails(at), 0, 2)
-            assert rank.walk([False, True]) == "second"
-        assert rank.waited < GRACE
-        assert rank.agreed.startswith("no: the store of the default group failed: Connection")
+@pytest.mark.parametrize("at", ["check", "set", "add", "compare_set"])
+def test_store_that_fails_ends_the_talk_and_nothing_else(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that keeps it is gone, at whatever moment."""
+    monkeypatch.setattr(_torch.ranks.GroupMember, "store_below", lambda member, _: member.store)
+    rank = Rank(Fails(at), 0, 2)
+    assert rank.walk([False, True]) == "second"
+    assert rank.waited < GRACE
+    assert rank.agreed.startswith("no: the store of the default group failed: ConnectionError")
+
+
+def test_group_without_a_store_is_no_error() -> None:
+    """Under MPI there is none."""
     assert Rank(None, 0, 2).walk([False, True]) == "second"
 
 
-def test_store_that_fails_while_the_leader_builds_leaves_its_choice() -> None:
-    """It could not be told to the others, and the record says so."""
-    zero, _ = group_of(2)
-    talk = ranks.Talk(zero.member, "graph", LONG)
+def test_leader_whose_store_fails_while_it_builds_serves_its_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others cannot be told, and the record says so."""
+    rank = Rank(HashStore(), 0, 2)
+    read = ranks.Talk._leader
 
-    def walk_chain(entries: Sequence[ChainEntry]) -> Outcome:
+    def led(talk: ranks.Talk) -> int:
+        leader = read(talk)
         talk._store = None
-        return walked(entries, [True])
+        return leader
 
-    entries = entries_of(composer.Policy(chain=[FakeBackend(name="first")]))
-    outcome = talk.walk(entries, walk_chain)
-    assert outcome.chosen == "first"
-    assert outcome.attempts[0].engine["agreed"].startswith("no: the store of the default group")
+    monkeypatch.setattr(ranks.Talk, "_leader", led)
+    assert rank.walk([False, True]) == "second"
+    assert rank.agreed.startswith("no: the store of the default group failed: AttributeError")
 
 
 def test_one_rank_asks_nobody() -> None:

@@ -207,49 +207,6 @@ def test_rank_that_compiles_alone_leads_after_the_grace(both: Pair) -> None:
     assert one[2][0]["seconds"] >= 0.5 > zero[2][0]["seconds"]
 
 
-def late(rank: int) -> Any:
-    run = compiled(torch.sin, *chain_with("raises", None, faulty=rank == 0))
-    if rank == 1:
-        distributed.barrier()
-    run(torch.ones(3))
-    if rank == 0:
-        distributed.barrier()
-    return seen(), agreed()
-
-
-def test_rank_that_comes_late_follows_at_once(both: Pair) -> None:
-    """Its leader has waited for nobody."""
-    for served, ((facts),) in both.run(late):
-        assert [chosen for chosen, _ in served] == ["second"]
-        assert facts["leader"] == 0
-        assert facts["seconds"] < 1
-
-
-class Slow(FakeBackend):
-    """Compiles for longer than the other rank waits."""
-
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        time.sleep(2.0)
-        return super().__call__(gm, example_inputs)
-
-
-def awaited(rank: int) -> Any:
-    composer.configure({"distributed": {"timeout": 0.5}})
-    run = compiled(torch.sin, Slow(name="slow"))
-    distributed.barrier()
-    if rank == 1:
-        time.sleep(0.3)  # so that rank 0 leads
-    run(torch.ones(3))
-    return seen(), agreed()
-
-
-def test_rank_whose_leader_takes_too_long_is_on_eager(both: Pair) -> None:
-    """It says so, and waits no longer than the limit."""
-    (zero, _), (one, facts) = both.run(awaited)
-    assert [chosen for chosen, _ in zero + one] == ["slow", "eager"]
-    assert facts == ["no: rank 0 did not decide within 0.5 s"]
-
-
 def uneven(rank: int) -> Any:
     decision._GRACE = 5.0
     model = DistributedDataParallel(Net(), bucket_cap_mb=1)
