@@ -34,7 +34,7 @@ import torch.fx
 
 from composer import _torch, config, session
 from composer.backends import installed_for
-from composer.chain import lock, minifier, select, verify, walk
+from composer.chain import lock, minifier, ranks, select, verify, walk
 from composer.chain.candidates import ChainEntry, bounds_of, check_tables, entries_of
 from composer.chain.eager_fallback import EagerFallback
 from composer.graphs import capture, clones, keys
@@ -197,15 +197,20 @@ def _walk(
 
     The others are then built and measured in the background.
     """
-    outcome = walk.walk(
-        case.request,
-        case.entries,
-        case.shared,
-        eager,
-        benchmark=None if postponed else select.Benchmark.of(case.policy, case.rules.cache),
-        strict=case.policy.strict,
-        agree_within=case.rules.distributed.timeout,
-    )
+    within = case.rules.distributed.timeout
+
+    def walk_chain(entries: Sequence[ChainEntry]) -> Outcome:
+        return walk.walk(
+            case.request,
+            entries,
+            case.shared,
+            eager,
+            benchmark=None if postponed else select.Benchmark.of(case.policy, case.rules.cache),
+            strict=case.policy.strict,
+            among_ranks=ranks.are_asked(within),
+        )
+
+    outcome = ranks.walk_together(case.request.key_among_ranks, case.entries, within, walk_chain)
     return postponed.announced(outcome) if postponed else outcome
 
 

@@ -30,7 +30,7 @@ class Rules:
         layers: The names of the layers that set a field, in order.
         origins: For each field that was set, the layer that set it last.
         cache: The settings of what is kept on disk.
-        distributed: The settings of the agreement between ranks.
+        distributed: The settings of the leader's decision among ranks.
         names_chain: True if the user wrote the chain. False for the default or ``auto``.
         option_tables: The engines that have a table of options, each with the policy file that has
             it; empty if no file has it.

@@ -342,13 +342,13 @@ class Cache(BaseModel):
 
 
 class Distributed(BaseModel):
-    """How the ranks of ``torch.distributed`` agree on an engine."""
+    """How the ranks of ``torch.distributed`` come to the same engine."""
 
     model_config = FROZEN
 
     timeout: AtLeastZero = 60.0
-    """Seconds that a rank waits for the others, so that all use the same engine for the same graph.
-    With 0, ranks do not ask one another."""
+    """Seconds that a rank waits for the one that leads, so that all use one engine for a graph.
+    With 0, each rank decides for itself."""
 
 
 class Policy(Hinting):

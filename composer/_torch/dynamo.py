@@ -29,7 +29,7 @@ def list_backends() -> list[str]:
 
 
 @optional(
-    "a new vote of the ranks after torch.compiler.reset()",
+    "a new decision of the ranks after torch.compiler.reset()",
     "torch._dynamo.eval_frame:cached_backends",
 )
 def at_next_reset(told: Callable[[], None]) -> None:
@@ -78,25 +78,16 @@ def registered_backend(name: str) -> Callable[..., Any] | None:
     return _COMPILER_FNS.get(name)
 
 
-_COMPILE_ID = "torch._guards:CompileContext.current_compile_id"
-
-
-@optional("Dynamo's id of each compile in the record", _COMPILE_ID)
+@optional(
+    "Dynamo's id of each compile in the record",
+    "torch._guards:CompileContext.current_compile_id",
+)
 def compile_id() -> str | None:
     """Dynamo's compile id (``"0/0"``), ``None`` outside of a compile."""
     from torch._guards import CompileContext
 
     current = CompileContext.current_compile_id()
     return None if current is None else str(current)
-
-
-@optional("waiting longer for other ranks at a recompile", _COMPILE_ID, without=lambda: False)
-def is_recompile() -> bool:
-    """True if Dynamo has compiled this code before, for other inputs or objects."""
-    from torch._guards import CompileContext
-
-    current = CompileContext.current_compile_id()
-    return current is not None and bool(current.frame_compile_id)
 
 
 @optional(

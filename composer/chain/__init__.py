@@ -10,7 +10,8 @@ Read in this order:
 
 An attempt may also build in a child process (:mod:`~composer.chain.sandbox`), compare numbers
 (:mod:`~composer.chain.verify`), compute in bfloat16 (:mod:`~composer.chain.precision`,
-:mod:`~composer.chain.mixed_precision`), ask other ranks (:mod:`~composer.chain.ranks`), and know of
-the test of an engine (:mod:`~composer.chain.selftest`).
+:mod:`~composer.chain.mixed_precision`), and know of the test of an engine
+(:mod:`~composer.chain.selftest`). Among several ranks the chain is walked by their leader first
+(:mod:`~composer.chain.ranks`).
 :mod:`~composer.chain.lock` reads and writes ``composer.lock``.
 """

@@ -31,7 +31,7 @@ from composer.build import (
     Precision,
     building,
 )
-from composer.chain import mixed_precision, ranks, sandbox
+from composer.chain import mixed_precision, sandbox
 from composer.chain.candidates import ChainEntry
 from composer.chain.precision import Narrow, Stays, narrow
 from composer.chain.select.choice import Tried
@@ -62,9 +62,9 @@ class _Trial:
     request: GraphRequest
     entry: ChainEntry
     passes: LatePasses
-    vote: ranks.Vote
     made: dict[str, object] | None
     facts: BuildFacts
+    among_ranks: bool = False
     precision: Precision | None = None
     in_fp32: int = 0
 
@@ -73,11 +73,11 @@ def try_candidate(
     request: GraphRequest,
     entry: ChainEntry,
     passes: LatePasses,
-    vote: ranks.Vote = ranks.NOBODY,
     in_fp32: int = 0,
     *,
     made: dict[str, object] | None = None,
     require_working: Callable[[ChainEntry, Fingerprint], None] = lambda entry, of: None,
+    among_ranks: bool = False,
     at_run_time: bool = False,
 ) -> Tried:
     """Make one attempt; return its record, and the compiled callable or the error.
@@ -90,10 +90,10 @@ def try_candidate(
         request: The graph.
         entry: The candidate.
         passes: The shared passes of the later stages, which run within it.
-        vote: The vote of the ranks. It is not used for eager, which all ranks can take.
         in_fp32: How many of the first products stay in float32, if that is known from earlier.
         made: Results that engines share; ``None`` if nothing is shared.
         require_working: Refuses an engine that does not work with the installed versions.
+        among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
         at_run_time: True if Dynamo's compile is over. Before that, Dynamo's control-flow exceptions
             are raised.
 
@@ -103,10 +103,9 @@ def try_candidate(
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     is_fallback = entry.is_fallback
-    vote = ranks.NOBODY if is_fallback else vote
     started, handled = time.perf_counter(), sys.exception()
     fingerprint = Fingerprint(request, (entry.parts,))
-    trial = _Trial(request, entry, passes, vote, made, BuildFacts())
+    trial = _Trial(request, entry, passes, made, BuildFacts(), among_ranks)
     if lacks := _torch.names.off(look=False):
         trial.facts.extra["torch_lacks"] = lacks
     try:
@@ -120,14 +119,12 @@ def try_candidate(
             if not entry.limits.isolate:  # else the child process does
                 require_working(entry, fingerprint)
             compiled, bounds = _acceptable(trial, in_fp32)
-        vote.accept(trial.facts)
         accepted = _record(trial, started)
     except BaseException as error:
         control_flow.pass_on(error)
         if isinstance(error, _torch.dynamo.DYNAMO_CONTROL_FLOW) and not at_run_time:
             raise
         failed = _failed(trial, error, started)
-        vote.refuse(failed.sentence())
         _raise_pass_error(error)
         if trouble := entry.learn(fingerprint, failed, error):
             failed = dataclasses.replace(failed, engine=failed.engine | {"failures": trouble})
@@ -163,7 +160,7 @@ def _acceptable(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds
 def _parts(trial: _Trial, in_fp32: int) -> Iterator[int]:
     """Yield how many of the first products to keep in float32, in the order to try."""
     entry = trial.entry
-    if not entry.on_trial or trial.vote is not ranks.NOBODY:
+    if not entry.on_trial or trial.among_ranks:
         yield 0
         return
     assert entry.bounds_in_bf16 is not None  # a candidate on trial has some
@@ -179,7 +176,6 @@ def _build_and_verify(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], 
     """
     entry = trial.entry
     narrowed = _narrowed(trial, in_fp32)
-    trial.vote.open()
     if narrowed is None:
         bounds = entry.bounds
         compiled = _build_within_limits(trial, trial.request, "fp32")

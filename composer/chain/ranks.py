@@ -1,372 +1,203 @@
-"""The vote by which all ranks of ``torch.distributed`` take the same candidate for a graph.
+"""The leader's decision, by which all ranks of ``torch.distributed`` use the same candidate.
 
-The ranks vote through the key-value store of the default group. They use no collective: a rank may
+For each graph one rank leads: rank 0 at once, another rank if none leads after a short wait. The
+leader walks its chain as if it were alone, and writes which candidate serves. The other ranks wait
+for that, and try this candidate only. If a rank cannot take it, eager serves there.
+
+The ranks talk through the key-value store of the default group. They use no collective: a rank may
 compile a graph alone, or in another order than the others, and a collective would wait for them.
-
-The decision on a candidate is one key of the store. It is written once (``compare_set``), and
-holds for all ranks:
-
-- The first rank that cannot take the candidate writes that the candidate is passed over.
-- A rank that can take the candidate says so, and waits until all other ranks have said so. Then it
-  writes that the candidate is taken.
-- A rank also writes that the candidate is taken if it need not or cannot wait any longer: at the
-  time limit; where the others compile graphs that this rank has not met, since they wait for it
-  there; and where this rank compiles a function again and the others do not, since a collective of
-  theirs may be waiting for this rank.
-
-So all ranks come to the same candidate. A rank that comes late finds the decision. The eager
-fallback needs no vote. A rank goes on alone only if it cannot take the candidate that the others
-took without it.
+A leader waits for nobody, so ranks never wait for each other.
 """
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from composer import _torch, session
-from composer.build import BuildFacts
-from composer.errors import error_line, refuse
-from composer.records import Reason, Status
+from composer.chain.candidates import ChainEntry
+from composer.errors import error_line
+from composer.records import EAGER, Outcome
 from composer.system import control_flow
 
-_IMPATIENCE = 4
-"""The divisor of the time limit after each wait that was in vain, on any rank."""
-
-_COMPANY = 5.0
-"""Seconds within which a rank must begin to compile a function again after another one did."""
+_GRACE = 5.0
+"""Seconds that a rank waits for another to lead: a quarter of it after each such wait in vain."""
 
 _SHORTEST, _LONGEST = 0.005, 1.0
-"""Bounds of the seconds between two reads of the store. They grow with the wait and the ranks."""
+"""Bounds of the seconds between two reads of the store. They grow with the wait."""
+
+Walk = Callable[[Sequence[ChainEntry]], Outcome]
+"""Tries the candidates of a chain."""
 
 T = TypeVar("T")
 
 log = logging.getLogger("composer")
 
 
-class Vote:
-    """The vote of the ranks on one candidate. The base class is for a process without others.
-
-    :meth:`open` and :meth:`accept` raise a ``Refusal`` (``skipped`` with ``policy``) if another
-    rank could not take the candidate.
-    """
-
-    def open(self) -> None:
-        """Check, before anything is built, that the candidate is not passed over already."""
-
-    def accept(self, facts: BuildFacts) -> None:
-        """Say that this rank can take the candidate, wait for the others, and add how they agreed.
-
-        Args:
-            facts: The facts of the attempt.
-        """
-
-    def refuse(self, why: str) -> None:
-        """Say that this rank cannot take the candidate, with the reason for the others' records."""
+def are_asked(within: float) -> bool:
+    """Return True if there are other ranks, and the policy gives them time to decide together."""
+    return within > 0 and _torch.ranks.world_size() > 1
 
 
-NOBODY = Vote()
-"""The vote of the only rank, and of a policy that asks no other ranks."""
-
-
-Ballots = Callable[[int], Vote]
-"""Gives the vote on the candidate at a place of the chain. The first place is 0."""
-
-
-def among_ranks(
-    graph: str, within: float, *, again: bool = False
-) -> contextlib.AbstractContextManager[Ballots]:
-    """Let the ranks of the default group vote on one graph, if there are other ranks.
-
-    A decision ends with ``composer.reset()`` and with ``torch.compiler.reset()``.
+def walk_together(graph: str, entries: Sequence[ChainEntry], within: float, walk: Walk) -> Outcome:
+    """Walk the chain so that all ranks use the same candidate, until one of the two resets.
 
     Args:
         graph: The graph's key, which is the same on all ranks.
-        within: Seconds to wait for others, for the whole chain. With 0 they are not asked.
-        again: True if the function was compiled before, for other inputs.
+        entries: The chain.
+        within: Seconds to wait for the leader's decision. With 0 this rank decides for itself.
+        walk: Tries the candidates of the chain that it is given.
     """
     member = _torch.ranks.group_member() if within else None
     if member is None:
-        return contextlib.nullcontext(lambda _: NOBODY)
+        return walk(entries)
     _torch.dynamo.at_next_reset(session.count_reset)
-    return between(member, graph, within, again=again, resets=session.current().resets)
-
-
-@contextlib.contextmanager
-def between(
-    member: _torch.ranks.GroupMember,
-    graph: str,
-    within: float,
-    *,
-    again: bool = False,
-    resets: int = 0,
-) -> Iterator[Ballots]:
-    """Let this rank, a member of the group, and the others vote (see :func:`among_ranks`).
-
-    A rank that votes on a graph again, and has counted more ``resets`` than at its last vote on it,
-    begins another round. The ranks of one round decide without regard to earlier ones.
-    """
-    talk = _Agreement(member, graph, within, again=again, resets=resets)
-    talk.attempt(talk.begin)
-    try:
-        yield lambda place: _Asked(talk, place)
-    finally:
-        talk.attempt(talk.end)
+    return Talk(member, graph, within, session.current().resets).walk(entries, walk)
 
 
 @dataclass(frozen=True, slots=True)
-class _Fate:
-    """The decision on a candidate.
+class _Decision:
+    """What a leader decided, or that it has not decided.
 
     Attributes:
-        taken: True if all ranks take the candidate; false if they pass it over.
-        by: The rank that decided.
-        why: The reason, if the candidate is passed over or not all ranks take part.
-        without: The ranks that take no part.
+        leader: The rank that leads.
+        place: The only place in the chain that may be tried; -1 for none, ``None`` for all.
+        name: The name of the candidate that serves; empty if nothing was decided.
+        why: The decision as a sentence.
     """
 
-    taken: bool
-    by: int
-    why: str = ""
-    without: tuple[int, ...] = ()
+    leader: int
+    place: int | None
+    name: str
+    why: str
 
-    def text(self) -> str:
-        """The text that the store keeps."""
-        return json.dumps([self.taken, self.by, self.why, self.without])
+    def held(self, entries: Sequence[ChainEntry]) -> list[ChainEntry]:
+        """Return the chain with all but the candidate that serves barred."""
+        held = list(entries)
+        for place, each in enumerate(entries):
+            # Chains may differ, if the machines of the ranks have other engines installed.
+            serves = place == self.place and each.candidate.name == self.name
+            if not serves and self.place is not None:
+                held[place] = dataclasses.replace(each, barred=each.barred or self.why)
+        return held
 
-    @staticmethod
-    def of(text: bytes) -> _Fate:
-        """The decision that :meth:`text` wrote."""
-        taken, by, why, without = json.loads(text)
-        return _Fate(taken, by, why, tuple(without))
 
-
-class _Agreement:
-    """One rank's side of the vote on one graph.
+@dataclass
+class Talk:
+    """One rank's side of the decision on one graph.
 
     The keys of the store are below a prefix that has the number of ranks:
 
-    - ``at/RANK`` is the graph that a rank compiles, or the last one that it compiled.
-    - ``KEY/round/RANK`` is the round in which the rank has voted last on the graph with that key,
-      and how many resets it had counted then. ``GRAPH`` is the key and the round.
-    - ``GRAPH/here/RANK`` is there if the rank has met the graph.
-    - ``GRAPH/PLACE`` is the decision on the candidate at a place of the chain.
-    - ``GRAPH/PLACE/RANK`` is there if the rank can take that candidate.
-    - ``missed`` counts the waits that were in vain; ``met`` is that count when all last agreed.
+    - ``vain/RANK`` counts how often the rank waited in vain for another to lead.
+    - ``KEY/round/RANK`` is the round in which the rank last compiled the graph with that key, and
+      how many resets it had counted then. ``GRAPH`` is the key and the round.
+    - ``GRAPH/leader`` is the rank that leads, and ``GRAPH/decision`` is its decision.
     """
 
-    def __init__(
-        self,
-        member: _torch.ranks.GroupMember,
-        graph: str,
-        within: float,
-        *,
-        again: bool,
-        resets: int,
-    ) -> None:
-        self.alone = ""
-        self._broken = False
-        self._member = member
-        self._rank, self._world = member.rank, member.world
-        self._others = sorted(set(range(member.world)) - {member.rank})
-        self._graph = graph
-        self._left = within
-        self._again = again
-        self._resets = resets
-        self._began = time.monotonic()
+    member: _torch.ranks.GroupMember
+    graph: str
+    within: float
+    resets: int = 0
 
-    def begin(self) -> None:
-        """Announce this rank, and read which graphs the others compile and how long to wait."""
-        self._store = self._member.store_below(f"composer/{self._world}")
-        self._graph = f"{self._graph}/{self._round()}"
-        self._store.set(f"{self._graph}/here/{self._rank}", "-")
-        if not self._has(f"{self._graph}/here/{self._rank}"):
-            raise LookupError("it keeps nothing")
-        at = self._read_all([f"at/{each}" for each in self._others])
-        self._before = dict(zip(self._others, at, strict=True))
-        self._turn = self._move("in")
-        missed = self._store.add("missed", 0) - int(self._read("met") or 0)
-        patience = float(_IMPATIENCE) ** -missed  # 0 in the end: a power of it would overflow
-        self._left *= patience
-        self._company = _COMPANY * patience
-
-    def _round(self) -> int:
-        """Return the number of this rank's round on the graph: 0, and one more after a reset."""
-        own = f"{self._graph}/round/{self._rank}"
-        last = self._read(own)
-        number, resets = map(int, last.split()) if last else (0, self._resets)
-        number += resets != self._resets
-        self._store.set(own, f"{number} {self._resets}")
-        return number
-
-    def end(self) -> None:
-        """Say that this rank is done with the graph."""
-        if not self._broken:
-            self._move("out")
-
-    def fate(self, place: int) -> _Fate | None:
-        """The decision on a candidate; ``None`` if there is none yet."""
-        text = self._read(f"{self._graph}/{place}")
-        return _Fate.of(text) if text else None
-
-    def decide(self, place: int, fate: _Fate) -> _Fate:
-        """Write the decision on a candidate; returns the earlier one if another rank wrote it."""
-        written = self._store.compare_set(f"{self._graph}/{place}", "", fate.text())
-        return _Fate.of(written)
-
-    def passed_over(self, place: int, why: str) -> _Fate:
-        """Write that the candidate is passed over, since this rank cannot take it."""
-        return self.decide(place, _Fate(taken=False, by=self._rank, why=why))
-
-    def taken(self, place: int) -> _Fate:
-        """Say that this rank can take the candidate, and wait for the decision, or decide."""
-        self._store.set(f"{self._graph}/{place}/{self._rank}", "-")
+    def walk(self, entries: Sequence[ChainEntry], walk: Walk) -> Outcome:
+        """Lead or follow. If the store fails, walk the chain as if there were no other ranks."""
         started = time.monotonic()
-        missing = list(self._others)
-        while not (fate := self.fate(place)):
-            missing = self._missing(place, missing)
-            awaited = [r for r in missing if not self._is_elsewhere(r) and not self._stays(r)]
-            waited = time.monotonic() - started
-            if not awaited or waited >= self._left:
-                fate = self._take(place, missing, late=bool(awaited))
-                break
-            pause = max(_SHORTEST * len(awaited), waited / 10)
-            time.sleep(min(pause, _LONGEST, self._left - waited))
-        self._left = max(0.0, self._left - (time.monotonic() - started))
-        return fate
+        decision, trouble = self._tried(self._decision)
+        seconds = round(time.monotonic() - started, 3)
+        if trouble:
+            return _noted(walk(entries), trouble)
+        if decision is None:
+            return self._lead(entries, walk, seconds)
+        outcome = walk(decision.held(entries))
+        if outcome.chosen != decision.name:
+            return _noted(outcome, f"no: {decision.why}")
+        return _noted(outcome, {"leader": decision.leader, "seconds": seconds})
 
-    def agreed(self, fate: _Fate, seconds: float) -> dict[str, Any]:
-        """The facts for the attempt's record."""
-        facts: dict[str, Any] = {"ranks": self._world - len(fate.without), "of": self._world}
-        if fate.without:
-            facts |= {"without": list(fate.without), "because": fate.why}
-        return {**facts, "seconds": round(seconds, 3)}
+    def _begin_round(self) -> None:
+        """Open the store, and find the round: 0, and one more if this rank was reset since."""
+        self._store = self.member.store_below(f"composer/{self.member.world}")
+        own = f"{self.graph}/round/{self.member.rank}"
+        last = self._read(own)
+        number, resets = map(int, last.split()) if last else (0, self.resets)
+        number += resets != self.resets
+        self._store.set(own, f"{number} {self.resets}")
+        self.graph = f"{self.graph}/{number}"
 
-    def ask(self, step: Callable[[], T]) -> T | None:
-        """Return the result of a step; ``None`` once this rank decides alone."""
-        return None if self.alone else self.attempt(step)
+    def _decision(self) -> _Decision | None:
+        """Return the leader's decision; ``None`` if this rank leads."""
+        self._begin_round()
+        decided = f"{self.graph}/decision"
+        text = self._read(decided)
+        if not text:
+            leader = self._leader()
+            if leader == self.member.rank:
+                return None
+            text = self._awaited(decided, self.within)
+        if text:
+            return _Decision(*json.loads(text))
+        why = f"rank {leader} did not decide within {self.within:g} s"
+        log.warning("rank %d runs a graph on eager: %s", self.member.rank, why)
+        return _Decision(leader, -1, "", why)
 
-    def attempt(self, step: Callable[[], T]) -> T | None:
-        """Return the result of a step. If the store fails, this rank decides alone from now on."""
+    def _leader(self) -> int:
+        """Return the rank that leads: this one, if no other does after a short wait."""
+        rank = self.member.rank
+        leads = f"{self.graph}/leader"
+        grace = _GRACE * 0.25 ** self._store.add(f"vain/{rank}", 0)
+        if rank and not self._awaited(leads, min(grace, self.within)):
+            self._store.add(f"vain/{rank}", 1)
+        return int(self._store.compare_set(leads, "", str(rank)))
+
+    def _lead(self, entries: Sequence[ChainEntry], walk: Walk, seconds: float) -> Outcome:
+        """Walk the chain, and write the decision, so that no rank waits for it in vain."""
+        rank = self.member.rank
+        decision = _Decision(rank, -1, EAGER, f"rank {rank} decided for {EAGER}")
         try:
-            return step()
-        except BaseException as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
+            outcome = walk(entries)
+            if outcome.ends[-1].attempt.accepted:
+                why = f"rank {rank} decided for {outcome.chosen}"
+                decision = _Decision(rank, len(outcome.ends) - 1, outcome.chosen, why)
+        except _torch.dynamo.DYNAMO_CONTROL_FLOW:
+            # Dynamo captures the function again, on each rank for itself.
+            decision = _Decision(rank, None, "", f"rank {rank} began its compile anew")
+            raise
+        finally:
+            text = json.dumps(dataclasses.astuple(decision))
+            decided = f"{self.graph}/decision"
+            _, trouble = self._tried(lambda: self._store.compare_set(decided, "", text))
+        return _noted(outcome, trouble or {"leader": rank, "seconds": seconds})
+
+    def _tried(self, step: Callable[[], T]) -> tuple[T | None, str]:
+        """Return the result of a step; if the store fails, a sentence that says so."""
+        try:
+            return step(), ""
+        except BaseException as error:  # noqa: BLE001  # recorded; it is never the user's problem
             control_flow.pass_on(error)
-            self._broken = True
-            self.alone = f"the store of the default group failed: {error_line(error)}"
-            return None
+            return None, f"no: the store of the default group failed: {error_line(error)}"
 
-    def _take(self, place: int, missing: list[int], *, late: bool) -> _Fate:
-        if not missing:
-            fate = self.decide(place, _Fate(taken=True, by=self._rank))
-            self._store.set("met", str(self._store.add("missed", 0)))
-            return fate
-        names = ", ".join(map(str, missing))
-        who, go_on, others = f"ranks {names}", "go on", "compile other graphs"
-        if len(missing) == 1:
-            who, go_on, others = f"rank {names}", "goes on", "compiles another graph"
-        stay = any(map(self._stays, missing))
-        if late:
-            message = f"did not come within {self._left:.3g} s"
-        elif stay:
-            message = f"{go_on} with what was compiled before"
-        else:
-            message = others
-        mine = _Fate(taken=True, by=self._rank, why=f"{who} {message}", without=tuple(missing))
-        fate = self.decide(place, mine)
-        if (late or stay) and fate == mine:
-            self._store.add("missed", 1)
-            level = logging.WARNING if late else logging.INFO
-            log.log(level, "rank %d goes on without agreement: %s", self._rank, mine.why)
-        return fate
-
-    def _is_elsewhere(self, rank: int) -> bool:
-        """True if a rank compiles, or has compiled since this one began, a graph unknown here.
-
-        If it waits there, it waits for this rank, so this rank must not wait for it. Nor does this
-        rank wait if the other has compiled as many graphs as this one, and the last of them is
-        unknown here: the other is ahead, with other graphs.
-        """
-        at = self._read(f"at/{rank}")
-        if not at:
-            return False
-        number, state, graph = at.decode().split()
-        gone = state == "in" or at != self._before[rank] or int(number) >= self._turn
-        return gone and not self._has(f"{graph}/here/{self._rank}")
-
-    def _stays(self, rank: int) -> bool:
-        """Return True if a rank keeps its earlier compile while this rank compiles again."""
-        if not self._again or time.monotonic() - self._began < self._company:
-            return False
-        return not self._has(f"{self._graph}/here/{rank}")
-
-    def _move(self, state: str) -> int:
-        """Write that this rank enters (``in``) or leaves (``out``) the graph.
-
-        Returns:
-            The number of times that it has entered or left a graph.
-        """
-        number = int((self._read(f"at/{self._rank}") or b"0").split()[0]) + 1
-        self._store.set(f"at/{self._rank}", f"{number} {state} {self._graph}")
-        return number
-
-    def _missing(self, place: int, ranks: Sequence[int]) -> list[int]:
-        """The ranks that have not said yet that they can take a candidate.
-
-        One request asks for all, because usually all have said so.
-        """
-        keys = {rank: f"{self._graph}/{place}/{rank}" for rank in ranks}
-        if self._store.check(list(keys.values())):
-            return []
-        return [rank for rank, key in keys.items() if not self._has(key)]
-
-    def _read_all(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of several keys, by two requests where the store is able to and has all."""
-        if self._store.has_extended_api() and self._store.check(list(keys)):
-            return list(map(bytes, self._store.multi_get(list(keys))))
-        return list(map(self._read, keys))
-
-    def _has(self, key: str) -> bool:
-        return bool(self._store.check([key]))
+    def _awaited(self, key: str, seconds: float) -> bytes:
+        """Return the value of a key as soon as it is there; empty after so many seconds."""
+        deadline = time.monotonic() + seconds
+        pause = _SHORTEST
+        # The store's own ``wait`` keeps other threads from it, and cannot be interrupted.
+        while not (value := self._read(key)) and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(pause, left))
+            pause = min(1.1 * pause, _LONGEST)
+        return value
 
     def _read(self, key: str) -> bytes:
-        """A key's value; empty where there is none. ``get`` by itself would wait for one."""
-        return bytes(self._store.get(key)) if self._has(key) else b""
+        """Return a key's value; empty if there is none. ``get`` by itself would wait for one."""
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
 
 
-class _Asked(Vote):
-    """The vote on one candidate among several ranks."""
-
-    def __init__(self, talk: _Agreement, place: int) -> None:
-        self._talk = talk
-        self._place = place
-
-    def open(self) -> None:
-        fate = self._talk.ask(lambda: self._talk.fate(self._place))
-        if fate is not None:
-            _skip_if_passed_over(fate)
-
-    def accept(self, facts: BuildFacts) -> None:
-        started = time.monotonic()
-        fate = self._talk.ask(lambda: self._talk.taken(self._place))
-        if fate is None:
-            facts.extra["agreed"] = f"no: {self._talk.alone}"
-            return
-        _skip_if_passed_over(fate)
-        facts.extra["agreed"] = self._talk.agreed(fate, time.monotonic() - started)
-
-    def refuse(self, why: str) -> None:
-        fate = self._talk.ask(lambda: self._talk.passed_over(self._place, why))
-        if fate is not None and fate.taken:
-            self._talk.alone = "the other ranks had taken a candidate that this one cannot take"
-
-
-def _skip_if_passed_over(fate: _Fate) -> None:
-    if not fate.taken:
-        message = f"rank {fate.by} could not take it: {fate.why}"
-        refuse(Status.SKIPPED, Reason.POLICY, message)
+def _noted(outcome: Outcome, agreed: str | dict[str, Any]) -> Outcome:
+    """Return the outcome with a fact on the ranks in its last attempt, which serves if any does."""
+    *before, last = outcome.ends
+    engine = last.attempt.engine | {"agreed": agreed}
+    end = last._replace(attempt=dataclasses.replace(last.attempt, engine=engine))
+    return dataclasses.replace(outcome, ends=(*before, end))

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
-from composer import _torch, session
-from composer.chain import ranks, select, selftest
+from composer import session
+from composer.chain import select, selftest
 from composer.chain.attempt import try_candidate
 from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
@@ -32,7 +32,7 @@ def walk(
     benchmark: select.Benchmark | None = None,
     *,
     strict: bool,
-    agree_within: float = 0.0,
+    among_ranks: bool = False,
     at_run_time: bool = False,
     made: dict[str, object] | None = None,
 ) -> Outcome:
@@ -50,7 +50,7 @@ def walk(
         eager: The eager fallback.
         benchmark: How to find the fastest; ``None`` takes the first that is accepted.
         strict: End the walk at the first candidate that is not accepted.
-        agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
+        among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
         at_run_time: True if Dynamo's compile is over. Its control-flow exceptions then fail a
             candidate, as any other error does.
         made: Results that engines share between walks over the same graph.
@@ -65,7 +65,7 @@ def walk(
 
     obstacle = ""
     if benchmark is not None:
-        obstacle = select.obstacle(request, among_ranks=agree_within > 0)
+        obstacle = select.obstacle(request, among_ranks=among_ranks)
     if obstacle:
         benchmark = None
     known: Known[Verdict] = Known()
@@ -82,39 +82,35 @@ def walk(
         in_fp32 = verdict.candidates[verdict.winner].products_in_fp32
 
     ends: dict[int, choice.Tried] = {}
-    again = _torch.dynamo.is_recompile()
-    with ranks.among_ranks(request.key_among_ranks, agree_within, again=again) as vote:
-        for place in order:
-            entry = entries[place]
-            passes = LatePasses(shared, entry.candidate.name)
-            with session.current().progress.step(request, entry.candidate.name):
-                tried = try_candidate(
-                    request,
-                    entry,
-                    passes,
-                    vote(place),
-                    in_fp32,
-                    made=made,
-                    require_working=selftest.require,
-                    at_run_time=at_run_time,
-                )
-            ends[place] = tried = dataclasses.replace(tried, passes=passes.records)
-            in_fp32 = 0
-            is_accepted = tried.compiled is not None
-            if verdict is not None and is_accepted:
-                return remembered.outcome_of(verdict, known.source, tried)
-            if verdict is not None:
-                # The winner of then is refused now, so all are measured anew.
-                session.current().knowledge.forget(
-                    Verdict, remembered.fingerprint_of(request, entries)
-                )
-                verdict = None
-            if is_accepted and benchmark is None:
-                return choice.first(list(ends.values()), tried, obstacle)
-            if is_accepted and tried.is_fallback:
-                break
-            if strict and _is_refused(tried.attempt):
-                break
+    for place in order:
+        entry = entries[place]
+        passes = LatePasses(shared, entry.candidate.name)
+        with session.current().progress.step(request, entry.candidate.name):
+            tried = try_candidate(
+                request,
+                entry,
+                passes,
+                in_fp32,
+                made=made,
+                require_working=selftest.require,
+                among_ranks=among_ranks,
+                at_run_time=at_run_time,
+            )
+        ends[place] = tried = dataclasses.replace(tried, passes=passes.records)
+        in_fp32 = 0
+        is_accepted = tried.compiled is not None
+        if verdict is not None and is_accepted:
+            return remembered.outcome_of(verdict, known.source, tried)
+        if verdict is not None:
+            # The winner of then is refused now, so all are measured anew.
+            session.current().knowledge.forget(Verdict, remembered.fingerprint_of(request, entries))
+            verdict = None
+        if is_accepted and benchmark is None:
+            return choice.first(list(ends.values()), tried, obstacle)
+        if is_accepted and tried.is_fallback:
+            break
+        if strict and _is_refused(tried.attempt):
+            break
     in_chain = [ends[place] for place in sorted(ends)]
     if benchmark is None:
         return choice.outcome_of(in_chain, fallback())

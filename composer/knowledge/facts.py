@@ -1,6 +1,6 @@
 """What a kind of fact has, and the one place where facts are looked up and kept.
 
-A new kind of fact is one class in one file; ``docs/explanation/reading-the-code.md`` has an example.
+A new kind of fact is one class in one file: see ``docs/explanation/reading-the-code.md``.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from composer import _torch, session
-from composer.chain import select
+from composer.chain import ranks, select
 from composer.chain.candidates import ChainEntry
 from composer.chain.select import choice, remembered
 from composer.errors import error_line
@@ -86,7 +86,7 @@ class BackgroundSelection:
             return None
         if remembered.recall(request, entries, benchmark).fact is not None:
             return None
-        among_ranks = rules.distributed.timeout > 0
+        among_ranks = ranks.are_asked(rules.distributed.timeout)
         obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
         return BackgroundSelection(benchmark, obstacle)
 

@@ -1314,21 +1314,6 @@ def test_reset_of_torch_is_told_once_each_time_that_it_is_asked_for() -> None:
     assert len(told) == 2
 
 
-def test_recompile_is_told_from_the_first_compile() -> None:
-    """Outside of a compile there is none."""
-    seen = []
-
-    def backend(gm: torch.fx.GraphModule, example_inputs):
-        seen.append(_torch.dynamo.is_recompile())
-        return gm.forward
-
-    run = torch.compile(lambda x: x + 1, backend=backend, dynamic=False)
-    for size in (2, 3):
-        run(torch.ones(size))
-    assert seen == [False, True]
-    assert not _torch.dynamo.is_recompile()
-
-
 def test_compiling_holds_dynamos_lock_and_leaves_the_flag_of_all_threads() -> None:
     """A program reads the flag in other threads, which do not compile."""
     from torch._dynamo.convert_frame import compile_lock

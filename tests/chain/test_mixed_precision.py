@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +11,11 @@ from common import compiled, last
 from naps import short_nap
 from spies import Spy, cancels, error, layers, told
 from torch import Tensor, nn
+from torch.distributed import HashStore
 
 from composer import _torch
 from composer.build import current_build
-from composer.chain import mixed_precision, precision, ranks
+from composer.chain import mixed_precision, precision
 from composer.chain.sandbox import parcel
 from composer.graphs import low_precision
 from composer.passes import GraphPass
@@ -297,12 +296,9 @@ def test_no_further_part_is_built_once_the_timeout_is_over() -> None:
 @torch.no_grad()
 def test_ranks_that_agree_on_an_engine_take_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each might find another part, since each looks at inputs of its own."""
-
-    @contextlib.contextmanager
-    def voting(*_: Any, **__: Any) -> Iterator[Any]:
-        yield lambda _: ranks.Vote()
-
-    monkeypatch.setattr(ranks, "among_ranks", voting)
+    monkeypatch.setattr(_torch.ranks, "world_size", lambda: 2)
+    member = _torch.ranks.GroupMember(0, 2, HashStore())
+    monkeypatch.setattr(_torch.ranks, "group_member", lambda: member)
     spy = Builds()
     compiled(Early().eval(), spy, precision="auto")(torch.randn(4, 16))
     assert [status for _, _, status, _ in told()] == ["rejected", "succeeded"]

@@ -1,4 +1,4 @@
-"""Two processes under ``torch.distributed``: the same engine for the same graph on both."""
+"""Two processes under ``torch.distributed``: rank 0 decides, and rank 1 follows or is on eager."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import composer
+from composer import _torch
+from composer.chain import ranks as decision
 from composer.testing import FakeBackend
 
 
@@ -89,8 +91,15 @@ def chain_with(fault: str | None, at: int | None, *, faulty: bool) -> list[Any]:
     return [first, FakeBackend(name="second")]
 
 
-def ddp(rank: int, fault: str | None, at: int | None) -> Any:
-    return ddp_through(rank, chain_with(fault, at, faulty=rank == 1))
+def served_on(rank: int, faulty: int) -> str:
+    """Who serves on a rank where the first engine of the chain fails on the ``faulty`` one."""
+    if faulty == 0:
+        return "second"
+    return "eager" if rank == 1 else "first"
+
+
+def ddp(rank: int, fault: str | None, at: int | None, faulty: int = 1) -> Any:
+    return ddp_through(rank, chain_with(fault, at, faulty=rank == faulty))
 
 
 def ddp_through(rank: int, chain: list[Any]) -> Any:
@@ -104,14 +113,20 @@ def ddp_through(rank: int, chain: list[Any]) -> Any:
     return seen(), agreed(), [r.runtime.fallbacks for r in composer.reports()]
 
 
-def test_ddp_takes_the_same_engine_on_both_ranks(both: Pair) -> None:
-    """DDP cuts the model into a graph a bucket; rank 1's first engine fails for each of them."""
-    (zero, facts, _), (one, _, _) = both.run(ddp, "raises", None)
+@pytest.mark.parametrize("faulty", [0, 1])
+def test_ddp_ranks_follow_rank_zero_or_are_on_eager(both: Pair, faulty: int) -> None:
+    """DDP cuts the model into a graph a bucket; one rank's first engine fails for each of them."""
+    (zero, facts, _), (one, followed, _) = both.run(ddp, "raises", None, faulty)
     assert len(zero) == len(one) > 1
-    assert {chosen for chosen, _ in zero + one} == {"second"}
-    assert {reason for _, attempts in one for _, _, reason in attempts} == {"build_failed", None}
-    assert {reason for _, attempts in zero for _, _, reason in attempts} == {"policy", None}
-    assert all(each["ranks"] == each["of"] == 2 for each in facts)
+    assert {chosen for chosen, _ in zero} == {served_on(0, faulty)}
+    assert {chosen for chosen, _ in one} == {served_on(1, faulty)}
+    assert {each["leader"] for each in facts} == {0}
+    if faulty == 0:
+        assert {each["leader"] for each in followed} == {0}
+        assert {attempts[0] for _, attempts in one} == {("first", "skipped", "policy")}
+    else:
+        assert set(followed) == {"no: rank 0 decided for first"}
+        assert {attempts[0] for _, attempts in one} == {("first", "failed", "build_failed")}
 
 
 def test_ddp_trains_on_onnxrt(both: Pair) -> None:
@@ -136,24 +151,25 @@ def sharded(module: Net) -> torch.nn.Module:
     return fully_shard(module)
 
 
-def fsdp(rank: int, fault: str | None, at: int | None, verify: str) -> Any:
+def fsdp(rank: int, fault: str | None, at: int | None, verify: str, faulty: int = 1) -> Any:
     plain, model = sharded(Net()), sharded(Net())
     wanted = train(plain, plain, rank)
-    run = compiled(model, *chain_with(fault, at, faulty=rank == 1), verify=verify)
+    run = compiled(model, *chain_with(fault, at, faulty=rank == faulty), verify=verify)
     got = train(run, model, rank)
     for mine, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs)
     return seen(), agreed(), [r.runtime.fallbacks for r in composer.reports()]
 
 
+@pytest.mark.parametrize("faulty", [0, 1])
 @pytest.mark.parametrize("fault", ["raises", "wrong_value"])
-def test_fsdp_takes_the_same_engine_on_both_ranks(both: Pair, fault: str) -> None:
+def test_fsdp_ranks_follow_rank_zero_or_are_on_eager(both: Pair, fault: str, faulty: int) -> None:
     """FSDP2 gathers weights outside of the graphs. An engine may fail to build, or be wrong."""
-    (zero, facts, _), (one, _, _) = both.run(fsdp, fault, None, "compile")
+    (zero, facts, _), (one, _, _) = both.run(fsdp, fault, None, "compile", faulty)
     assert len(zero) == len(one) > 1
-    assert [chosen for chosen, _ in zero] == [chosen for chosen, _ in one]
-    assert {chosen for chosen, _ in zero + one} == {"second"}
-    assert all(each["ranks"] == each["of"] == 2 for each in facts)
+    assert {chosen for chosen, _ in zero} == {served_on(0, faulty)}
+    assert {chosen for chosen, _ in one} == {served_on(1, faulty)}
+    assert {each["leader"] for each in facts} == {0}
 
 
 def test_fsdp_goes_on_when_an_engine_fails_at_run_time_on_one_rank(both: Pair) -> None:
@@ -164,34 +180,35 @@ def test_fsdp_goes_on_when_an_engine_fails_at_run_time_on_one_rank(both: Pair) -
     assert {attempts[0] for _, attempts in one} == {("first", "failed", "raised_at_runtime")}
 
 
-def alone(rank: int, within: float) -> Any:
+def timed(run: Any, *inputs: Any) -> float:
+    started = time.monotonic()
+    run(*inputs)
+    return time.monotonic() - started
+
+
+def alone(rank: int) -> Any:
+    decision._GRACE = 0.5
+    fault = "raises" if rank == 1 else None
+    run = compiled(torch.sin, FakeBackend(fault, name="first"), FakeBackend(name="second"))
+    if rank == 0:
+        distributed.barrier()
+    seconds = timed(run, torch.ones(3))
     if rank == 1:
         distributed.barrier()
-        run = compiled(torch.sin, FakeBackend(name="first"), FakeBackend(name="second"))
-        started = time.monotonic()
-        run(torch.ones(3))
-        return time.monotonic() - started, seen(), agreed()
-    chain = FakeBackend("raises", name="first"), FakeBackend(name="second")
-    composer.configure({"distributed": {"timeout": within}})
-    run = compiled(torch.sin, *chain)
-    started = time.monotonic()
-    run(torch.ones(3))
-    distributed.barrier()
-    return time.monotonic() - started, seen(), agreed()
+    return seconds, seen(), agreed()
 
 
-def test_rank_that_compiles_alone_waits_no_longer_than_the_limit(both: Pair) -> None:
-    """It says who was missing; the other, which comes later, takes the same engine at once."""
-    zero, one = both.run(alone, 0.5)
-    assert 0.5 <= zero[0] < 20
+def test_rank_that_compiles_alone_leads_after_the_grace(both: Pair) -> None:
+    """The other, which comes late, follows it at once, also if that is rank 0."""
+    zero, one = both.run(alone)
+    assert 0.5 <= one[0] < 20
     assert [chosen for chosen, _ in zero[1] + one[1]] == ["second", "second"]
-    (facts,) = zero[2]
-    assert facts["without"] == [1]
-    assert facts["because"] == "rank 1 did not come within 0.5 s"
-    assert one[2][0]["without"] == [1]
+    assert [each["leader"] for each in zero[2] + one[2]] == [1, 1]
+    assert one[2][0]["seconds"] >= 0.5 > zero[2][0]["seconds"]
 
 
 def uneven(rank: int) -> Any:
+    decision._GRACE = 5.0
     model = DistributedDataParallel(Net(), bucket_cap_mb=1)
     run = compiled(model, FakeBackend(name="first"))
     started = time.monotonic()
@@ -200,35 +217,52 @@ def uneven(rank: int) -> Any:
     return time.monotonic() - started, agreed()
 
 
-def test_rank_with_a_smaller_last_batch_does_not_wait_for_the_others(both: Pair) -> None:
+def test_rank_with_a_smaller_last_batch_does_not_wait_long_for_the_others(both: Pair) -> None:
     """They are not compiling: they wait for its gradients."""
     zero, one = both.run(uneven)
     assert zero[0] < 45
     assert len(one[1]) > len(zero[1])
-    assert one[1][-1]["because"] == "rank 0 goes on with what was compiled before"
+    assert one[1][-1]["leader"] == 1
+
+
+def without_store(rank: int) -> Any:
+    def gone(member: Any, prefix: str) -> Any:
+        raise ConnectionError("connection reset by peer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_torch.ranks.GroupMember, "store_below", gone)
+        run = compiled(torch.sin, *chain_with("raises", None, faulty=rank == 1))
+        run(torch.ones(3))
+    return seen(), agreed()
+
+
+def test_ranks_whose_store_fails_decide_each_for_itself(both: Pair) -> None:
+    """The record says why."""
+    (zero, facts), (one, _) = both.run(without_store)
+    assert [chosen for chosen, _ in zero + one] == ["first", "second"]
+    assert facts[0].startswith("no: the store of the default group failed: ConnectionError")
 
 
 def differing(rank: int) -> Any:
+    decision._GRACE = 5.0
     run = compiled(torch.sin, FakeBackend(name="first"), dynamic=False)
-    started = time.monotonic()
-    for size in range(3):
-        run(torch.ones(2 + rank + 2 * size))
-    return time.monotonic() - started, agreed()
+    seconds = sum(timed(run, torch.ones(2 + rank + 2 * size)) for size in range(3))
+    return seconds, agreed()
 
 
-def test_ranks_with_other_sizes_do_not_wait_for_each_other(both: Pair) -> None:
-    """Each sees that the other is busy with a graph of its own."""
+def test_ranks_with_other_sizes_wait_no_longer_than_the_graces(both: Pair) -> None:
+    """Each leads on graphs of its own."""
     for rank, (seconds, facts) in enumerate(both.run(differing)):
         assert seconds < 30
-        assert facts[0]["because"] == f"rank {1 - rank} compiles another graph"
+        assert [each["leader"] for each in facts] == [rank] * 3
 
 
 def reduced(x: torch.Tensor) -> torch.Tensor:
     return collective.all_reduce(x.sin(), "sum", distributed.group.WORLD) + 1
 
 
-def with_collective(rank: int, fault: str | None, at: int | None, verify: str) -> Any:
-    chain = chain_with(fault, at, faulty=rank == 1)
+def with_collective(rank: int, faulty: int, verify: str) -> Any:
+    chain = chain_with("raises", None, faulty=rank == faulty)
     run = compiled(reduced, *chain, verify=verify)
     x = torch.full((3,), float(rank))
     wanted = torch.full((3,), 1.0).sin() + 1
@@ -237,11 +271,13 @@ def with_collective(rank: int, fault: str | None, at: int | None, verify: str) -
     return seen(), [a.engine.get("verified") for a in last().attempts]
 
 
+@pytest.mark.parametrize("faulty", [0, 1])
 @pytest.mark.parametrize("verify", ["off", "compile", "sample"])
-def test_graph_that_waits_for_other_ranks_runs_on_the_same_engine(both: Pair, verify: str) -> None:
+def test_graph_that_waits_for_other_ranks_meets_them(both: Pair, verify: str, faulty: int) -> None:
     """It is not run by itself to be compared: the other rank would not take part."""
-    (zero, checked), (one, _) = both.run(with_collective, "raises", None, verify)
-    assert [chosen for chosen, _ in zero + one] == ["second", "second"]
+    (zero, checked), (one, _) = both.run(with_collective, faulty, verify)
+    served = [chosen for chosen, _ in zero + one]
+    assert served == [served_on(0, faulty), served_on(1, faulty)]
     assert verify == "off" or checked[-1].startswith("no: other ranks")
 
 
@@ -276,7 +312,7 @@ def two_sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 def in_one_collective(rank: int) -> Any:
     def bucketing(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        if rank == 1:
+        if rank == 0:
             raise RuntimeError("no such kernel")
 
         def run(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -293,7 +329,7 @@ def in_one_collective(rank: int) -> Any:
     return seen()
 
 
-def test_engine_with_other_collectives_runs_on_no_rank_where_one_cannot_take_it(
+def test_engine_with_other_collectives_runs_on_no_rank_where_rank_zero_cannot_take_it(
     both: Pair,
 ) -> None:
     """It makes one of two: the rank without it would wait for the second for ever."""
@@ -327,7 +363,7 @@ def in_own_group(rank: int) -> Any:
         from composer.graphs.capture import read_request
         from composer.graphs.keys import with_key
 
-        keys.append(with_key(read_request(gm, inputs), None, "").key_among_ranks)
+        keys.append(with_key(read_request(gm, inputs), None, "", "").key_among_ranks)
         return gm.forward
 
     for group in (groups[rank], distributed.group.WORLD):
@@ -352,7 +388,7 @@ def tensor_parallel(rank: int) -> Any:
         for i in range(4)
     }
     model = parallelize_module(Net(), mesh, plan)
-    run = compiled(model, *chain_with("raises", None, faulty=rank == 1), verify="compile")
+    run = compiled(model, *chain_with("raises", None, faulty=rank == 0), verify="compile")
     wanted, got = train(plain, plain, 0), train(run, model, 0)
     for mine, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -374,10 +410,11 @@ def isolated(rank: int) -> Any:
 
 
 def test_graph_that_waits_for_other_ranks_is_not_built_in_a_child(both: Pair) -> None:
-    """A child process is no rank. The rank that is told so first tells the other."""
+    """A child process is no rank. The leader is told so, and tells the other."""
     zero, one = both.run(isolated)
     assert [chosen for chosen, _ in zero + one] == ["eager", "eager"]
-    assert ("first", "declined", "not_isolatable") in zero[0][1] + one[0][1]
+    assert ("first", "declined", "not_isolatable") in zero[0][1]
+    assert ("first", "skipped", "policy") in one[0][1]
 
 
 def choosing(rank: int, function: Any, timeout: float) -> Any:
@@ -427,7 +464,7 @@ def same_sine(x: torch.Tensor) -> torch.Tensor:
 def after_a_reset(rank: int) -> list[str]:
     first = Later(name="first")
     chain = [first, FakeBackend(name="second")]
-    first.can = rank == 0
+    first.can = rank == 1
     compiled(sine, *chain)(torch.ones(3))
     chosen = [last().chosen]
     first.can = True
@@ -452,7 +489,7 @@ def after_composers_reset(rank: int) -> list[str]:
     chain = [first, FakeBackend(name="second")]
     chosen = []
     for function in (sine, same_sine):
-        first.can = rank == 0 or function is same_sine
+        first.can = rank == 1 or function is same_sine
         compiled(function, *chain)(torch.ones(3))
         chosen.append(last().chosen)
         composer.reset()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from composer import _torch
 from composer.chain import verify
 from composer.chain.select.rules import TIE, at_most, mean, times_as_fast
 from composer.policy import Cache, Policy
@@ -201,6 +200,6 @@ def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
     """
     if why := verify.obstacle(request):
         return why
-    if among_ranks and _torch.ranks.world_size() > 1:
+    if among_ranks:
         return "all ranks are to take the same engine, and each would measure another"
     return ""
