@@ -63,26 +63,24 @@ def walk(
     def fallback() -> choice.Tried:
         return choice.fallback_of(*eager.made(request))
 
+    # 1. Where nothing can be measured, the first accepted candidate serves.
     obstacle = ""
     if benchmark is not None:
         obstacle = select.obstacle(request, among_ranks=among_ranks)
     if obstacle:
         benchmark = None
+
+    # 2. The winner of an earlier benchmark is tried first and, if it is accepted, alone.
     known: Known[Verdict] = Known()
     if benchmark is not None and not at_run_time:
         known = remembered.recall(request, entries, benchmark)
     verdict = known.fact
-    order = list(range(len(entries)))
-    in_fp32 = 0
-    if verdict is not None:
-        if verdict.winner is None:
-            return remembered.outcome_of(verdict, known.source, fallback())
-        order.remove(verdict.winner)
-        order.insert(0, verdict.winner)
-        in_fp32 = verdict.candidates[verdict.winner].products_in_fp32
+    if verdict is not None and verdict.winner is None:
+        return remembered.outcome_of(verdict, known.source, fallback())
 
+    # 3. Try one after the other, until one can serve or all that may serve are known.
     ends: dict[int, choice.Tried] = {}
-    for place in order:
+    for place in _in_order(entries, verdict):
         entry = entries[place]
         passes = LatePasses(shared, entry.candidate.name)
         with session.current().progress.step(request, entry.candidate.name):
@@ -90,20 +88,19 @@ def walk(
                 request,
                 entry,
                 passes,
-                in_fp32,
+                0 if verdict is None else verdict.candidates[place].products_in_fp32,
                 made=made,
                 require_working=selftest.require,
                 among_ranks=among_ranks,
                 at_run_time=at_run_time,
             )
         ends[place] = tried = dataclasses.replace(tried, passes=passes.records)
-        in_fp32 = 0
         is_accepted = tried.compiled is not None
         if verdict is not None and is_accepted:
             return remembered.outcome_of(verdict, known.source, tried)
         if verdict is not None:
             # The winner of then is refused now, so all are measured anew.
-            session.current().knowledge.forget(Verdict, remembered.fingerprint_of(request, entries))
+            remembered.forget(request, entries)
             verdict = None
         if is_accepted and benchmark is None:
             return choice.first(list(ends.values()), tried, obstacle)
@@ -111,6 +108,8 @@ def walk(
             break
         if strict and _is_refused(tried.attempt):
             break
+
+    # 4. Measure those that were accepted, and learn the verdict; or nobody was.
     in_chain = [ends[place] for place in sorted(ends)]
     if benchmark is None:
         return choice.outcome_of(in_chain, fallback())
@@ -119,6 +118,14 @@ def walk(
     if not at_run_time:
         remembered.keep(request, entries, benchmark, outcome)
     return outcome
+
+
+def _in_order(entries: Sequence[ChainEntry], verdict: Verdict | None) -> list[int]:
+    """Return the places of the chain in the order to try: the remembered winner first."""
+    places = list(range(len(entries)))
+    if verdict is None or verdict.winner is None:
+        return places
+    return [verdict.winner, *(each for each in places if each != verdict.winner)]
 
 
 def _is_refused(attempt: Attempt) -> bool:

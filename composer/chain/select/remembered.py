@@ -46,6 +46,11 @@ def recall(
     return known
 
 
+def forget(request: GraphRequest, entries: Sequence[ChainEntry]) -> None:
+    """Forget the verdict on a graph, because its winner is refused now."""
+    session.current().knowledge.forget(Verdict, fingerprint_of(request, entries))
+
+
 def keep(
     request: GraphRequest, entries: Sequence[ChainEntry], benchmark: Benchmark, outcome: Outcome
 ) -> None:
