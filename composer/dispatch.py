@@ -3,7 +3,7 @@
 The steps, in order, and the package that each of them lives in:
 
 1. :mod:`composer.graphs` reads what Dynamo captured into a :class:`~composer.records.GraphRequest`;
-2. :mod:`composer.config` and :mod:`composer.policy` find the policy in force for that graph;
+2. :mod:`composer.policy` finds the policy in force for that graph;
 3. :mod:`composer.passes` rewrites the graph, once for all candidates; :mod:`composer.chain.verify`
    holds passes to eager's numbers where they declare to keep them, and the policy asks for it;
 4. :mod:`composer.chain.walk` tries the candidates, each in one :mod:`composer.chain.attempt`.
@@ -32,14 +32,14 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, config, session
+from composer import _torch, session
 from composer.backends import installed_for
 from composer.chain import lock, minifier, select, verify, walk
 from composer.chain.candidates import ChainEntry, bounds_of, check_tables, entries_of
 from composer.graphs import capture, clones, keys
-from composer.layers import Rules
 from composer.passes.resolve import SharedPasses, shared_passes
-from composer.policy import Facts, Policy
+from composer.policy import Facts, Policy, resolution
+from composer.policy.resolution import Rules
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
 from composer.runtime import background, backward, calls, saved
 from composer.runtime.succession import Succession
@@ -171,12 +171,12 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     mode = request.mode
     configured = session.current().configured
     installed = functools.partial(installed_for, request)
-    rules = config.resolve(Facts.of(request), mode, options, configured, installed)
+    rules = resolution.resolve(Facts.of(request), mode, options, configured, installed)
     rules = minifier.loud(check_tables(rules))
     policy = rules.policy
-    with config.named_origin(rules.origins.get("chain", ""), configured):
+    with resolution.named_origin(rules.origins.get("chain", ""), configured):
         entries = entries_of(policy, rules.cache)
-    with config.named_origin(rules.origins.get("passes", ""), configured):
+    with resolution.named_origin(rules.origins.get("passes", ""), configured):
         shared = shared_passes(policy.passes, policy.on_pass_error)
     request = keys.with_key(request, policy.model, shared.key, f"{mode} {policy.key}")
     request = dataclasses.replace(request, number=next(session.current().numbers))

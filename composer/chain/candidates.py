@@ -10,14 +10,14 @@ from composer import session
 from composer.backends import find_backend, refuse_slip
 from composer.backends.base import Backend
 from composer.build import BuildFacts, Freeze, Precision
-from composer.config import is_disabled
 from composer.errors import OptionError, UnknownNameError, refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
 from composer.knowledge.failure import Failure, is_expensive
 from composer.knowledge.fingerprint import CandidateParts, Fingerprint
 from composer.knowledge.quarantine import Quarantined
-from composer.layers import Rules
 from composer.policy import Cache, Candidate, Facts, Policy
+from composer.policy.resolution import Rules
+from composer.policy.switches import is_disabled
 from composer.records import Attempt, Reason, Status
 from composer.system import subprocesses
 

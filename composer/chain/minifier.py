@@ -16,10 +16,10 @@ from typing import Any
 import torch.fx
 from pydantic import BaseModel
 
-from composer import _torch, config, session
+from composer import _torch, session
 from composer.graphs import capture
-from composer.layers import Rules
-from composer.policy import Candidate, Facts, OnRuntimeError, Verify, Worded
+from composer.policy import Candidate, Facts, OnRuntimeError, Verify, Worded, resolution
+from composer.policy.resolution import Rules
 
 
 def loud(rules: Rules) -> Rules:
@@ -50,7 +50,7 @@ def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: Mapping
     """
     mode, options = arguments.get("mode"), arguments.get("options")
     facts = Facts.of(capture.read_request(gm, inputs, mode=mode))
-    rules = config.resolve(facts, mode, options, session.current().configured)
+    rules = resolution.resolve(facts, mode, options, session.current().configured)
     policy = rules.policy
     fields = {name: _spelled(getattr(policy, name)) for name in sorted(policy.model_fields_set)}
     settings = {"cache": _spelled(rules.cache), "distributed": _spelled(rules.distributed)}

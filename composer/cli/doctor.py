@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from composer import _torch, config, session
+from composer import _torch, session
 from composer.backends import BACKENDS, find_backend, installed_for
 from composer.chain.attempt import classify
 from composer.chain.candidates import check_tables
 from composer.cli.usage import Json, fail_on
 from composer.errors import OptionError, UnknownNameError, first_line, text_of
 from composer.graphs import capture
-from composer.policy import Facts
+from composer.policy import Facts, resolution
 from composer.records import GraphRequest, Reason, Status
 from composer.system import control_flow, distribution, subprocesses
 from composer.system.distribution import version_of
@@ -117,7 +117,7 @@ def _request(device: str) -> GraphRequest:
 def _chain_in_force(request: GraphRequest) -> tuple[list[str], bool]:
     """Return the engines of the policy in force for any model, and True if the user chose them."""
     with fail_on(OptionError, UnknownNameError):
-        rules = config.resolve(
+        rules = resolution.resolve(
             Facts.of(request),
             configured=session.current().configured,
             installed=functools.partial(installed_for, request),

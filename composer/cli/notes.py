@@ -9,11 +9,12 @@ import torch
 
 from composer import backends
 from composer.chain.candidates import ChainEntry, entries_of
-from composer.config import PolicyBook, Rule
 from composer.errors import OptionError
 from composer.knowledge.shared_store import SharedStore
-from composer.layers import Layer, merge
 from composer.policy import AUTO, DYNAMO, Match, Policy, names_code
+from composer.policy.book import PolicyBook, Rule
+from composer.policy.model import Layer
+from composer.policy.resolution import merge
 from composer.registry import did_you_mean
 
 _MEANT = {"gpu": "cuda", "fp64": "float64", "fp32": "float32", "fp16": "float16"}

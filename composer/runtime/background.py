@@ -33,8 +33,8 @@ from composer.chain.candidates import ChainEntry
 from composer.chain.select import choice, remembered
 from composer.errors import error_line
 from composer.graphs import clones, writes
-from composer.layers import Rules
 from composer.policy import Policy
+from composer.policy.resolution import Rules
 from composer.records import (
     EAGER,
     Attempt,

@@ -27,12 +27,12 @@ from composer.backends.dynamo import NamedBackend
 from composer.chain import walk
 from composer.chain.select import schedule
 from composer.cli import app
-from composer.config import resolve
 from composer.errors import CacheWarning, OptionError, SandboxRefusal
 from composer.knowledge import facts, shared_store
 from composer.knowledge.verdict import Verdict
 from composer.passes import fingerprint
 from composer.policy import Facts
+from composer.policy.resolution import resolve
 from composer.records import Reason, Status
 from composer.system import disk, hardware, warned
 from composer.testing import FakeBackend

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from composer import config, session
+from composer import session
 from composer.chain.candidates import ChainEntry, entries_of
 from composer.chain.lock import file
 from composer.chain.lock.describe import describe, versions_with
@@ -16,7 +16,7 @@ from composer.chain.lock.file import LOCK_FILE, LockedGraph
 from composer.chain.lock.witness import Witness, server_of
 from composer.errors import LockError
 from composer.passes.resolve import SharedPasses
-from composer.policy import Candidate, Policy
+from composer.policy import Candidate, Policy, sources
 from composer.records import EAGER, GraphRequest
 
 
@@ -57,7 +57,7 @@ def _in_the_foreground(policy: Policy, **changes: Any) -> Policy:
 
 def lock_path() -> Path:
     """Return the lock's path: beside the policy file in force, else in the working directory."""
-    policy = config.file_in_force(session.current().configured)
+    policy = sources.file_in_force(session.current().configured)
     return (policy.parent if policy else Path.cwd()) / LOCK_FILE
 
 

@@ -12,10 +12,10 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
 from composer import Candidate, Policy, _torch
-from composer.config import resolve as resolve_for
 from composer.dispatch import compose
 from composer.errors import OptionError
 from composer.policy import Facts
+from composer.policy.resolution import resolve as resolve_for
 
 
 def resolve(mode=None, options=None):

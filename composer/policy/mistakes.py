@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from composer.backends import find_backend
-from composer.config import PolicyBook
 from composer.errors import ComposerError
 from composer.passes.resolve import shared_passes
-from composer.policy import AUTO, Candidate, Policy, names_code
-from composer.wording import Location, path_of
+from composer.policy.book import PolicyBook
+from composer.policy.model import AUTO, Candidate, Policy, names_code
+from composer.policy.wording import Location, path_of
 
 Mistake = tuple[Location, ComposerError]
 

@@ -11,12 +11,12 @@ from common import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer import backends, config
+from composer import backends
 from composer.backends import ENGINES, installed_for
 from composer.backends.dynamo import CallableBackend
 from composer.backends.openvino import OpenVinoBackend
 from composer.errors import FallbackWarning, OptionError, refuse
-from composer.policy import Facts
+from composer.policy import Facts, resolution
 from composer.records import Reason, Status
 from composer.testing import FakeBackend
 
@@ -97,7 +97,7 @@ def test_auto_in_a_table_and_in_a_list(fakes: list[str]) -> None:
 
 def test_options_of_engines_hold_under_auto(fakes: list[str]) -> None:
     """``[backends.NAME]`` is for every candidate of that name."""
-    chain = composer.config.resolve(
+    chain = composer.policy.resolution.resolve(
         composer.policy.Facts("", "cpu", "float32", training=False, dynamic=False),
         options={"chain": "auto"},
         configured={"backends": {"onnxrt": {"threads": 1}}},
@@ -231,5 +231,5 @@ def test_numbers_are_compared_under_auto_unless_told_otherwise(fakes: list[str])
         ("max-autotune", {}, "compile"),
         ("max-autotune", {"verify": "off"}, "off"),
     ]:
-        rules = config.resolve(graph, mode, options, None, lambda: fakes)
+        rules = resolution.resolve(graph, mode, options, None, lambda: fakes)
         assert rules.policy.verify.when == when, (mode, options)

@@ -13,9 +13,10 @@ from common import ROOT, compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer.config import read, resolve
 from composer.errors import FallbackWarning, OptionError, UnknownNameError
 from composer.policy import Facts
+from composer.policy.resolution import resolve
+from composer.policy.sources import read
 from composer.session import current
 from composer.telemetry.notices import VARIABLES
 

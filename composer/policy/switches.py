@@ -1,0 +1,83 @@
+"""The switches of the environment, which override what the program and its files ask for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from composer.errors import OptionError
+from composer.policy.model import Layer, Policy, read_policy
+from composer.policy.tables import Select
+
+_ON, _OFF = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+
+def switches() -> Iterator[Layer]:
+    """Yield the switches of the environment, as layers that override the program's settings."""
+    names = _names_in_chain_variable()
+    if names:
+        yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
+    word = os.environ.get("COMPOSER_SELECT")
+    if word:
+        yield Layer("COMPOSER_SELECT", _select_policy(word))
+    if "COMPOSER_STRICT" in os.environ:
+        yield Layer("COMPOSER_STRICT", read_policy({"strict": is_on("COMPOSER_STRICT")}))
+    if is_on("COMPOSER_DISABLE"):
+        yield disabled_layer()
+
+
+def _select_policy(word: str) -> Policy:
+    try:
+        return read_policy({"select": word})
+    except OptionError:
+        words = " or ".join(Select.words())
+        raise OptionError(f"COMPOSER_SELECT is {word!r}, and should be {words}") from None
+
+
+def disabled_layer() -> Layer:
+    """Return the layer of ``COMPOSER_DISABLE``, under which the captured graph runs as it is."""
+    fields = {"chain": ["eager"], "select": "first", "passes": [], "locked": False}
+    return Layer("COMPOSER_DISABLE", read_policy(fields))
+
+
+def is_disabled() -> bool:
+    """Return True if ``COMPOSER_DISABLE`` is on. A malformed value counts as off."""
+    return os.environ.get("COMPOSER_DISABLE", "").strip().lower() in _ON
+
+
+def _names_in_chain_variable() -> list[str]:
+    """Return the names in ``COMPOSER_CHAIN``.
+
+    Raises:
+        OptionError: the variable is written as a list of Python or TOML.
+    """
+    chain = os.environ.get("COMPOSER_CHAIN", "")
+    if not {*chain}.isdisjoint("[]{}\"'"):
+        raise OptionError(f"COMPOSER_CHAIN is names with commas between, as in a,b, not {chain!r}")
+    return [name.strip() for name in chain.split(",") if name.strip()]
+
+
+def switch_on_call() -> str:
+    """Return the variable that overrides the engines of all policies; empty if none is set.
+
+    Raises:
+        OptionError: ``COMPOSER_DISABLE`` is neither on nor off, or ``COMPOSER_CHAIN`` is malformed.
+    """
+    if is_on("COMPOSER_DISABLE"):
+        return "COMPOSER_DISABLE"
+    if _names_in_chain_variable():
+        return "COMPOSER_CHAIN"
+    return "COMPOSER_SELECT" if os.environ.get("COMPOSER_SELECT") else ""
+
+
+def is_on(switch: str) -> bool:
+    """Return True if a switch of the environment is on.
+
+    Raises:
+        OptionError: its value is neither a word for on nor for off.
+    """
+    value = os.environ.get(switch, "").strip().lower()
+    if value not in _ON | _OFF:
+        accepted = f"on: {', '.join(sorted(_ON))}; off: {', '.join(sorted(_OFF - {''}))}, empty"
+        raise OptionError(f"{switch} is {value!r} ({accepted})")
+    return value in _ON
