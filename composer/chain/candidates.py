@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from composer import session
-from composer.backends import find_backend, refuse_slip
+from composer.backends import find_backend, installed_for, refuse_slip
 from composer.backends.base import Backend
 from composer.build import BuildFacts, Freeze, Precision
 from composer.errors import OptionError, UnknownNameError, refuse
@@ -15,10 +16,10 @@ from composer.graphs.comparison import Bounds, LowPrecisionBounds
 from composer.knowledge.failure import Failure, is_expensive
 from composer.knowledge.fingerprint import CandidateParts, Fingerprint
 from composer.knowledge.quarantine import Quarantined
+from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Cache, Candidate, Facts, Policy
-from composer.policy.resolution import Rules
-from composer.policy.switches import is_disabled
-from composer.records import Attempt, Reason, Status
+from composer.policy.resolution import Finders
+from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.system import subprocesses
 
 T = TypeVar("T")
@@ -128,7 +129,7 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
     cache = cache or Cache()
     if policy.strict:
         cache = cache.model_copy(update={"failures": 0.0, "verdicts": 0.0})
-    bounds = bounds_of(policy) if policy.verify.when != "off" else None
+    bounds = policy.verify.bounds if policy.verify.when != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
     for candidate in policy.chain:
         try:
@@ -153,28 +154,14 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
     return tuple(entries)
 
 
-def check_tables(rules: Rules) -> Rules:
-    """Return the rules if each of their tables of options names an engine that may exist.
+def finders_for(request: GraphRequest) -> Finders:
+    """Return the functions that find what a policy names, for one graph."""
+    installed = functools.partial(installed_for, request)
+    return Finders(refuse_slip, entries_of, shared_passes, installed)
 
-    The options of a misspelled engine would be ignored in silence. Under ``COMPOSER_DISABLE`` the
-    mistakes are noted in the rules, and not raised.
 
-    Raises:
-        UnknownNameError: names look like misspellings; the error names all of them.
-    """
-    mistakes: list[str] = []
-    for name, file in rules.option_tables.items():
-        try:
-            refuse_slip(name)
-        except UnknownNameError as mistake:
-            where = f"{file}: " if file else ""
-            mistakes.append(f"{where}table 'backends': {mistake}")
-    if not mistakes:
-        return rules
-    message = "; ".join(mistakes)
-    if not is_disabled():
-        raise UnknownNameError(message)
-    return replace(rules, disregarded=message)
+ONLY_TABLES = Finders(refuse_slip, lambda *_: (), lambda *_: SharedPasses())
+"""Finders for a look at a policy, which checks the names of tables of options and nothing else."""
 
 
 def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry]:
@@ -202,8 +189,3 @@ def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> subproces
 
 def _own_or(usual: T, own: T | None) -> T:
     return usual if own is None else own
-
-
-def bounds_of(policy: Policy) -> Bounds:
-    """How far the policy lets numbers be off."""
-    return Bounds(policy.verify.rtol, policy.verify.atol)

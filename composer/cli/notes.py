@@ -73,7 +73,7 @@ def _unlimited(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator
     has_limit = policy.memory_limit or any(each.memory_limit for each in policy.chain)
     if not has_limit or any(table.isolate for table in tables):
         return
-    merged = merge((Layer("defaults", tables[0]), Layer(where, policy)), {}).policy
+    merged = merge((Layer("defaults", tables[0]), Layer(where, policy)))
     names = [each.candidate.name for each in entries_of(merged) if _ignores_memory_limit(each)]
     if names:
         which = ", ".join(dict.fromkeys(names))

@@ -15,7 +15,7 @@ from pydantic_core import PydanticOmit
 from rich.console import Console
 from rich.table import Table
 
-from composer.chain.candidates import check_tables
+from composer.chain.candidates import ONLY_TABLES
 from composer.cli.notes import notes
 from composer.cli.toml_lines import line_of, line_of_error
 from composer.cli.usage import Json, fail, fail_on
@@ -30,10 +30,10 @@ from composer.policy import (
     PolicyBook,
     Worded,
     found,
-    resolution,
     sources,
 )
 from composer.policy.mistakes import mistakes
+from composer.policy.resolution import resolve
 from composer.policy.wording import Location
 from composer.records import EAGER, plain
 from composer.telemetry.report import counted
@@ -120,11 +120,12 @@ def show(
     if file is not None:
         os.environ["COMPOSER_CONFIG"] = str(file.absolute())  # which goes before all others
     with fail_on(ComposerError, code=1):
-        rules = check_tables(resolution.resolve(graph))
+        resolved = resolve(graph, ONLY_TABLES)
     rows = []
     for name in Policy.model_fields:
-        rows.append((name, _text(getattr(rules.policy, name)), rules.origins.get(name, "composer")))
-    rows += _of_process(rules.cache, "cache") + _of_process(rules.distributed, "distributed")
+        value = _text(getattr(resolved.policy, name))
+        rows.append((name, value, resolved.origins.get(name, "composer")))
+    rows += _of_process(resolved.cache, "cache") + _of_process(resolved.distributed, "distributed")
     if as_json:
         names = ("field", "value", "from")
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))

@@ -89,7 +89,8 @@ def _store() -> str | None:
     """Return the store of verdicts; the environment overrides the policy file."""
     if store := os.environ.get("COMPOSER_VERDICT_STORE"):
         return store
-    return sources.in_force(None).cache.store
+    book, _ = sources.in_force(None)
+    return book.cache.store
 
 
 def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:

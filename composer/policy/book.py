@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
 
-from composer.policy.match import Facts, Match
-from composer.policy.model import Layer, Policy
+from composer.policy.match import Match
+from composer.policy.model import Policy
 from composer.policy.tables import FROZEN, Cache, Distributed, FormatVersion
 from composer.policy.wording import Hinting
 
@@ -55,14 +55,6 @@ class PolicyBook(Hinting):
     def hint_for(cls, key: str) -> str:
         """Return a hint what to write instead of an unknown key; empty if there is none."""
         return f"{key!r} is an option of the table 'defaults'" if key in Policy.model_fields else ""
-
-    def layers(self, graph: Facts) -> Iterator[Layer]:
-        """Return the layers that hold for this graph, in order."""
-        yield Layer("defaults", self.defaults)
-        for index, rule in enumerate(self.models):
-            if rule.match.holds(graph):
-                fields = {name: getattr(rule, name) for name in rule.model_fields_set - {"match"}}
-                yield Layer(f"models[{index}]", Policy.model_construct(set(fields), **fields))
 
 
 Source = PolicyBook | Policy | Mapping[str, Any] | str | Path | None

@@ -33,7 +33,7 @@ from composer.policy.tables import (
 )
 from composer.policy.wording import Hinting, in_words
 from composer.records import EAGER
-from composer.registry import did_you_mean, nearest
+from composer.registry import nearest
 
 DEFAULT_CHAIN = ("tensorrt", "inductor", "onnxrt")
 
@@ -234,20 +234,6 @@ class Layer:
 
     name: str
     policy: Policy
-
-
-def check_mode(mode: str | None) -> None:
-    """Check that the installed torch knows a mode of ``torch.compile``.
-
-    Raises:
-        OptionError: it does not.
-    """
-    if mode is None:
-        return
-    known = _torch.inductor.modes()
-    if mode not in known:
-        guess = did_you_mean(mode, known)
-        raise OptionError(f"unknown mode {mode!r}{guess} (accepted: {', '.join(known)})")
 
 
 def fields_of(options: Any) -> dict[str, Any]:

@@ -130,8 +130,8 @@ def file_in_force(configured: Source) -> Path | None:
     return Path(configured).absolute() if isinstance(configured, str | Path) else None
 
 
-def in_force(configured: Source) -> PolicyBook:
-    """Return the book of the first source that exists.
+def in_force(configured: Source) -> tuple[PolicyBook, Path | None]:
+    """Return the book of the first source that exists, and its file if it is from one.
 
     The sources are ``COMPOSER_CONFIG``, the argument of ``composer.configure``, ``composer.toml``
     in the working directory, and ``[tool.composer]`` of ``pyproject.toml`` there.
@@ -140,17 +140,11 @@ def in_force(configured: Source) -> PolicyBook:
         OptionError: the source is malformed. Or it was only found in the working directory, and
             names code to import, a program, a file, or a place to send verdicts to.
     """
-    named = os.environ.get("COMPOSER_CONFIG")
-    if named:
-        return read(named)
-    if configured is not None:
-        return read(configured)
-    here = file_in_working_directory()
-    if here is None:
-        return PolicyBook()
-    book = read(here)
-    refuse_as_found(book, here)
-    return book
+    file = file_in_force(configured)
+    book = read(configured if file is None else file)
+    if file and configured is None and not os.environ.get("COMPOSER_CONFIG"):
+        refuse_as_found(book, file)
+    return book, file
 
 
 _using: ContextVar[tuple[PolicyBook | OptionError, ...]] = ContextVar("composer_using", default=())

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
+from composer import _torch
 from composer.errors import OptionError
 from composer.policy.model import Layer, Policy, read_policy
-from composer.policy.tables import Select
+from composer.policy.tables import Cache, Select
 
 _ON, _OFF = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
 def switches() -> Iterator[Layer]:
-    """Yield the switches of the environment, as layers that override the program's settings."""
+    """Yield the switches of the environment, as layers that override the program's settings.
+
+    Torch's minifier is one of them: it sees only errors that reach it.
+    """
     names = _names_in_chain_variable()
     if names:
         yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
@@ -22,8 +27,32 @@ def switches() -> Iterator[Layer]:
         yield Layer("COMPOSER_SELECT", _select_policy(word))
     if "COMPOSER_STRICT" in os.environ:
         yield Layer("COMPOSER_STRICT", read_policy({"strict": is_on("COMPOSER_STRICT")}))
+    looks_for = _torch.minifier.minifier_looks_for()
+    if looks_for:
+        yield Layer("minifier", read_policy(_LOUD[looks_for]))
     if is_on("COMPOSER_DISABLE"):
         yield disabled_layer()
+
+
+_LOUD: dict[str, dict[str, Any]] = {
+    "errors": {"on_runtime_error": "raise"},
+    "wrong numbers": {"on_runtime_error": "raise", "verify": "off"},
+}
+"""For what torch's minifier looks for: the settings that let it see that."""
+
+
+def switched(cache: Cache) -> Cache:
+    """Return the settings of what is kept on disk, with those that the environment overrides.
+
+    While torch's minifier looks for failures, every candidate is tried.
+    """
+    changes: dict[str, Any] = {}
+    store = os.environ.get("COMPOSER_VERDICT_STORE")
+    if store:
+        changes["store"] = store
+    if _torch.minifier.minifier_looks_for():
+        changes["failures"] = 0.0
+    return cache.model_copy(update=changes)
 
 
 def _select_policy(word: str) -> Policy:

@@ -15,6 +15,8 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 
+from composer.graphs.comparison import Bounds
+
 
 def _refuse_bool(value: Any) -> Any:
     if isinstance(value, bool):
@@ -155,6 +157,11 @@ class Verify(Worded):
 
     atol: AtLeastZero | None = None
     """The absolute tolerance. The default depends on the dtype."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """How far numbers may be off."""
+        return Bounds(self.rtol, self.atol)
 
 
 class Precision(Worded):
