@@ -16,8 +16,8 @@ from typing import Any
 from composer.errors import OptionError, UnknownNameError
 from composer.knowledge.facts import Knowledge
 from composer.lowering.weights.narrow import Copies
-from composer.policy.book import Source
 from composer.policy.mistakes import refuse_mistakes
+from composer.policy.model import Source
 from composer.policy.sources import read
 from composer.policy.switches import is_disabled
 from composer.records import CompileReport, WithoutGraph

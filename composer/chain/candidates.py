@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -11,7 +12,7 @@ from composer import session
 from composer.backends import find_backend, installed_for, refuse_slip
 from composer.backends.base import Backend
 from composer.build import BuildFacts, Freeze, Precision
-from composer.errors import OptionError, UnknownNameError, refuse
+from composer.errors import all_of, refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
 from composer.knowledge.failure import Failure, is_expensive
 from composer.knowledge.fingerprint import CandidateParts, Fingerprint
@@ -125,33 +126,28 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
         UnknownNameError: names look like misspellings; the error names all of them.
         OptionError: engines do not know some options; the error names all of them.
     """
-    entries: list[ChainEntry] = []
     cache = cache or Cache()
     if policy.strict:
         cache = cache.model_copy(update={"failures": 0.0, "verdicts": 0.0})
-    bounds = policy.verify.bounds if policy.verify.when != "off" else None
-    mistakes: list[UnknownNameError | OptionError] = []
-    for candidate in policy.chain:
-        try:
-            backend = find_backend(candidate.backend)
-            backend.check_options(candidate.options)
-        except (UnknownNameError, OptionError) as mistake:
-            mistakes.append(mistake)
-        else:
-            entry = ChainEntry(
-                candidate=candidate,
-                backend=backend,
-                min_coverage=_own_or(policy.min_coverage, candidate.min_coverage),
-                bounds=bounds,
-                limits=_limits(candidate, policy, backend),
-                cache=cache,
-                terms=policy.terms(candidate),
-                freeze=policy.freeze,
-            )
-            entries += _in_each_precision(entry, policy)
-    if mistakes:
-        raise type(mistakes[0])("; ".join(map(str, mistakes)))
-    return tuple(entries)
+    steps = (functools.partial(_entries, each, policy, cache) for each in policy.chain)
+    return tuple(itertools.chain.from_iterable(all_of(*steps)))
+
+
+def _entries(candidate: Candidate, policy: Policy, cache: Cache) -> Iterator[ChainEntry]:
+    """Return a candidate's entry, or two of them (:func:`_in_each_precision`)."""
+    backend = find_backend(candidate.backend)
+    backend.check_options(candidate.options)
+    entry = ChainEntry(
+        candidate=candidate,
+        backend=backend,
+        min_coverage=_own_or(policy.min_coverage, candidate.min_coverage),
+        bounds=policy.verify.bounds if policy.verify.when != "off" else None,
+        limits=_limits(candidate, policy, backend),
+        cache=cache,
+        terms=policy.terms(candidate),
+        freeze=policy.freeze,
+    )
+    return _in_each_precision(entry, policy)
 
 
 def finders_for(request: GraphRequest) -> Finders:

@@ -12,8 +12,7 @@ from composer.chain.candidates import ChainEntry, entries_of
 from composer.errors import OptionError
 from composer.knowledge.shared_store import SharedStore
 from composer.policy import AUTO, DYNAMO, Match, Policy, names_code
-from composer.policy.book import PolicyBook, Rule
-from composer.policy.model import Layer
+from composer.policy.model import Layer, PolicyBook, Rule
 from composer.policy.resolution import merge
 from composer.registry import did_you_mean
 

@@ -1,24 +1,17 @@
 """What the user asks for, and the policy in force for one graph.
 
-- :mod:`~composer.policy.model` is the model of a policy, with its :mod:`~composer.policy.tables`
-  and the conditions on graphs (:mod:`~composer.policy.match`);
-- :mod:`~composer.policy.book` is what a file holds, :mod:`~composer.policy.sources` finds it, and
-  :mod:`~composer.policy.found` says what a file that was only found may not say;
-- :mod:`~composer.policy.switches` reads the environment;
-- :mod:`~composer.policy.resolution` merges all of them for a graph;
-- :mod:`~composer.policy.mistakes` finds unknown names, and :mod:`~composer.policy.wording` puts
-  mistakes into words.
+A policy (:mod:`~composer.policy.model`) is found (:mod:`~composer.policy.sources`), merged with the
+:mod:`~composer.policy.switches`, and its names are looked up (:mod:`~composer.policy.resolution`).
 """
 
 from __future__ import annotations
 
-from composer.policy.book import PolicyBook
-from composer.policy.match import Facts, Match
 from composer.policy.model import (
     AUTO,
     DYNAMO,
     Candidate,
     Policy,
+    PolicyBook,
     fields_of,
     names_code,
     read_policy,
@@ -27,7 +20,9 @@ from composer.policy.sources import using
 from composer.policy.tables import (
     Cache,
     Distributed,
+    Facts,
     FormatVersion,
+    Match,
     OnRuntimeError,
     Precision,
     Select,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from composer.errors import OptionError
-from composer.policy.book import PolicyBook
-from composer.policy.model import names_code
+from composer.policy.model import PolicyBook, names_code
 
 _WORD = re.compile(r"(-O\w|[\w.,+][\w.,+-]*)?")
 """Matches plain words, which are safe as the value of an engine's option. Other text may be a

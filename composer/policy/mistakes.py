@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from composer.backends import find_backend
 from composer.errors import ComposerError
 from composer.passes.resolve import shared_passes
-from composer.policy.book import PolicyBook
-from composer.policy.model import AUTO, Candidate, Policy, names_code
+from composer.policy.model import AUTO, Candidate, Policy, PolicyBook, names_code
 from composer.policy.wording import Location, path_of
 
 Mistake = tuple[Location, ComposerError]

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from composer import _torch
-from composer.errors import OptionError, UnknownNameError
-from composer.policy.book import PolicyBook, Source
-from composer.policy.match import Facts
-from composer.policy.model import AUTO, Candidate, Layer, Policy, read_policy
+from composer.errors import OptionError, UnknownNameError, all_of
+from composer.policy.model import AUTO, Candidate, Layer, Policy, PolicyBook, Source, read_policy
 from composer.policy.sources import books_of_contexts, in_force
 from composer.policy.switches import disabled_layer, is_disabled, switched, switches
-from composer.policy.tables import Cache, Distributed, Verify, Worded
+from composer.policy.tables import Cache, Distributed, Facts, Verify, Worded
 from composer.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -111,7 +109,7 @@ def _resolved(
     options: Mapping[str, Any] | None,
     configured: Source,
 ) -> Resolved:
-    own, (book, file), last, inner, _ = _all_of(
+    own, (book, file), last, inner, _ = all_of(
         lambda: read_policy(options),
         lambda: in_force(configured),
         lambda: tuple(switches()),
@@ -133,13 +131,12 @@ def _looked_up(
 ) -> Resolved:
     """Merge the layers, and look up what the merged policy names.
 
-    Args:
-        layers: The layers, from the most general to the most specific.
-        books: The book in force and those of the contexts, for what holds for a process.
-        file: The file of the first book; ``None`` if it is not from a file.
-        finders: As for :func:`resolve`.
+    The books are the one in force, which is from ``file`` if that is not ``None``, and those of
+    the contexts. They have what holds for the process.
     """
-    cache, distributed, engines = Cache(), Distributed(), dict[str, dict[str, Any]]()
+    cache = Cache()
+    distributed = Distributed()
+    engines: dict[str, dict[str, Any]] = {}
     for book in books:
         cache = over(cache, book.cache)
         distributed = over(distributed, book.distributed)
@@ -153,7 +150,7 @@ def _looked_up(
     chain = tuple(_with_options(each, engines) for each in candidates)
     policy = policy.model_copy(update={"chain": chain})
     passes = partial(finders.passes, policy.passes, policy.on_pass_error)
-    entries, shared, *_ = _all_of(
+    entries, shared, *_ = all_of(
         partial(_at, _origin("chain", origins, file), partial(finders.entries, policy, cache)),
         partial(_at, _origin("passes", origins, file), passes),
         *_slips(books, file, finders),
@@ -279,19 +276,3 @@ def _at(where: str, find: Callable[[], Any]) -> Any:
         if not where:
             raise
         raise type(mistake)(f"{where}: {mistake}") from mistake
-
-
-def _all_of(*steps: Callable[[], Any]) -> list[Any]:
-    """Return the results of the steps, or raise one error that names the mistakes of all."""
-    results: list[Any] = []
-    mistakes: list[OptionError | UnknownNameError] = []
-    for step in steps:
-        try:
-            results.append(step())
-        except (OptionError, UnknownNameError) as mistake:
-            mistakes.append(mistake)
-    if len(mistakes) == 1:
-        raise mistakes[0]
-    if mistakes:
-        raise type(mistakes[0])("; ".join(map(str, mistakes)))
-    return results

@@ -13,10 +13,9 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from composer.errors import OptionError
-from composer.policy.book import PolicyBook, Source
+from composer.errors import OptionError, all_of
 from composer.policy.found import refuse_as_found
-from composer.policy.model import Policy, copied, read_policy
+from composer.policy.model import Policy, PolicyBook, Source, copied, read_policy
 from composer.policy.switches import is_disabled
 from composer.policy.wording import Location, in_words
 
@@ -40,23 +39,10 @@ def read(source: Source) -> PolicyBook:
     if isinstance(source, Mapping):
         return _validated(copied(source), "")
     if isinstance(source, str | Path):
-        return _read_file(Path(source).absolute())
+        path = Path(source).absolute()
+        return _validated(table_in(path, _load(path)), f"{path}: ")
     what = "a policy is a PolicyBook, a Policy, a mapping shaped like the TOML, or a file's path"
     raise OptionError(f"{what}, not {source!r}")
-
-
-def _read_file(path: Path) -> PolicyBook:
-    try:
-        known = path.stat()
-    except OSError as error:
-        raise OptionError(f"policy file {str(path)!r} cannot be read: {error.strerror}") from error
-    return _parsed(path, known.st_mtime_ns, known.st_size)
-
-
-@functools.lru_cache(maxsize=32)
-def _parsed(path: Path, modified: int, size: int) -> PolicyBook:
-    """Read a file; its time of change and size are arguments so that they are part of the key."""
-    return _validated(table_in(path, _load(path)), f"{path}: ")
 
 
 def table_in(path: Path, content: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +71,8 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OptionError(f"policy file {str(path)!r} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise OptionError(f"policy file {str(path)!r} cannot be read: {why}") from error
 
 
 def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
@@ -181,13 +168,10 @@ def using(source: Source = None, **fields: Any) -> Iterator[None]:
 
 def books_of_contexts() -> list[PolicyBook]:
     """Return the books of the contexts; raise one error that names the mistakes of all."""
-    books: list[PolicyBook] = []
-    mistakes: list[str] = []
-    for entry in _using.get():
-        if isinstance(entry, PolicyBook):
-            books.append(entry)
-        else:
-            mistakes.append(str(entry))
-    if mistakes:
-        raise OptionError("; ".join(mistakes))
-    return books
+    return all_of(*(functools.partial(_book, each) for each in _using.get()))
+
+
+def _book(entry: PolicyBook | OptionError) -> PolicyBook:
+    if isinstance(entry, OptionError):
+        raise entry
+    return entry

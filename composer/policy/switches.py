@@ -29,16 +29,10 @@ def switches() -> Iterator[Layer]:
         yield Layer("COMPOSER_STRICT", read_policy({"strict": is_on("COMPOSER_STRICT")}))
     looks_for = _torch.minifier.minifier_looks_for()
     if looks_for:
-        yield Layer("minifier", read_policy(_LOUD[looks_for]))
+        verify = {"verify": "off"} if looks_for == "wrong numbers" else {}
+        yield Layer("minifier", read_policy({"on_runtime_error": "raise", **verify}))
     if is_on("COMPOSER_DISABLE"):
         yield disabled_layer()
-
-
-_LOUD: dict[str, dict[str, Any]] = {
-    "errors": {"on_runtime_error": "raise"},
-    "wrong numbers": {"on_runtime_error": "raise", "verify": "off"},
-}
-"""For what torch's minifier looks for: the settings that let it see that."""
 
 
 def switched(cache: Cache) -> Cache:
@@ -90,13 +84,11 @@ def switch_on_call() -> str:
     """Return the variable that overrides the engines of all policies; empty if none is set.
 
     Raises:
-        OptionError: ``COMPOSER_DISABLE`` is neither on nor off, or ``COMPOSER_CHAIN`` is malformed.
+        OptionError: a switch is malformed.
     """
-    if is_on("COMPOSER_DISABLE"):
-        return "COMPOSER_DISABLE"
-    if _names_in_chain_variable():
-        return "COMPOSER_CHAIN"
-    return "COMPOSER_SELECT" if os.environ.get("COMPOSER_SELECT") else ""
+    chooses = {"chain", "select"}
+    names = [each.name for each in switches() if chooses & each.policy.model_fields_set]
+    return names[-1] if names else ""
 
 
 def is_on(switch: str) -> bool:

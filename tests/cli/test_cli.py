@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import composer
 from composer.cli import COMMANDS, app, command
 from composer.passes.resolve import PASSES
-from composer.policy.book import PolicyBook
+from composer.policy.model import PolicyBook
 
 runner = CliRunner()
 
