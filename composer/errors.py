@@ -32,7 +32,7 @@ at once and never cause a fallback. Dynamo wraps an error of a backend in
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -79,22 +79,6 @@ class LockError(ComposerError):
 
 MISTAKES = (OptionError, UnknownNameError, LockError)
 """Mistakes of the user, which are not failures of an engine."""
-
-
-def all_of(*steps: Callable[[], Any]) -> list[Any]:
-    """Return the results of the steps, or raise one error that names the user's mistakes in all."""
-    results: list[Any] = []
-    mistakes: list[OptionError | UnknownNameError] = []
-    for step in steps:
-        try:
-            results.append(step())
-        except (OptionError, UnknownNameError) as mistake:
-            mistakes.append(mistake)
-    if len(mistakes) > 1:
-        raise type(mistakes[0])("; ".join(map(str, mistakes)))
-    if mistakes:
-        raise mistakes[0]
-    return results
 
 
 class RankingError(ComposerError):

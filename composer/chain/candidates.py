@@ -12,14 +12,14 @@ from composer import session
 from composer.backends import find_backend, installed_for, refuse_slip
 from composer.backends.base import Backend
 from composer.build import BuildFacts, Freeze, Precision
-from composer.errors import all_of, refuse
+from composer.errors import refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
 from composer.knowledge.failure import Failure, is_expensive
 from composer.knowledge.fingerprint import CandidateParts, Fingerprint
 from composer.knowledge.quarantine import Quarantined
 from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Cache, Candidate, Facts, Policy
-from composer.policy.resolution import Finders
+from composer.policy.resolution import Finders, all_of
 from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.system import subprocesses
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from composer import _torch
-from composer.errors import OptionError, UnknownNameError, all_of
+from composer.errors import OptionError, UnknownNameError
 from composer.policy.model import AUTO, Candidate, Layer, Policy, PolicyBook, Source, read_policy
 from composer.policy.sources import books_of_contexts, in_force
 from composer.policy.switches import disabled_layer, is_disabled, switched, switches
@@ -109,12 +109,12 @@ def _resolved(
     options: Mapping[str, Any] | None,
     configured: Source,
 ) -> Resolved:
-    own, (book, file), last, inner, _ = all_of(
+    own, (book, file), last, _, *inner = all_of(
         lambda: read_policy(options),
         lambda: in_force(configured),
         lambda: tuple(switches()),
-        books_of_contexts,
         lambda: _check_mode(mode),
+        *books_of_contexts(),
     )
     models = (own.model, *(each.defaults.model for each in reversed(inner)))
     name = next(filter(None, models), "")  # the innermost that gives one
@@ -276,3 +276,19 @@ def _at(where: str, find: Callable[[], Any]) -> Any:
         if not where:
             raise
         raise type(mistake)(f"{where}: {mistake}") from mistake
+
+
+def all_of(*steps: Callable[[], Any]) -> list[Any]:
+    """Return the results of the steps, or raise one error that names the user's mistakes in all."""
+    results: list[Any] = []
+    mistakes: list[OptionError | UnknownNameError] = []
+    for step in steps:
+        try:
+            results.append(step())
+        except (OptionError, UnknownNameError) as mistake:
+            mistakes.append(mistake)
+    if len(mistakes) > 1:
+        raise type(mistakes[0])("; ".join(map(str, mistakes)))
+    if mistakes:
+        raise mistakes[0]
+    return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from composer.errors import OptionError, all_of
+from composer.errors import OptionError
 from composer.policy.found import refuse_as_found
 from composer.policy.model import Policy, PolicyBook, Source, copied, read_policy
 from composer.policy.switches import is_disabled
@@ -166,9 +166,10 @@ def using(source: Source = None, **fields: Any) -> Iterator[None]:
         _using.reset(token)
 
 
-def books_of_contexts() -> list[PolicyBook]:
-    """Return the books of the contexts; raise one error that names the mistakes of all."""
-    return all_of(*(functools.partial(_book, each) for each in _using.get()))
+def books_of_contexts() -> Iterator[Callable[[], PolicyBook]]:
+    """Yield a function for each book of a context, which returns it or raises its mistakes."""
+    for entry in _using.get():
+        yield functools.partial(_book, entry)
 
 
 def _book(entry: PolicyBook | OptionError) -> PolicyBook:
