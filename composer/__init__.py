@@ -18,9 +18,8 @@ from composer.system import forks as _forks
 if _typing.TYPE_CHECKING:
     __version__: str
     from composer import errors, passes, testing
-    from composer.config import PolicyBook, using
     from composer.lowering.weights.by_address import refresh
-    from composer.policy import Candidate, Policy
+    from composer.policy import Candidate, Policy, PolicyBook, using
     from composer.records import Attempt, CompileReport, Reason, Status
     from composer.session import configure, report, reports, reset
     from composer.tools.explain import explain
@@ -46,9 +45,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "config": ("PolicyBook", "using"),
     "lowering.weights.by_address": ("refresh",),
-    "policy": ("Candidate", "Policy"),
+    "policy": ("Candidate", "Policy", "PolicyBook", "using"),
     "records": ("Attempt", "CompileReport", "Reason", "Status"),
     "session": ("configure", "report", "reports", "reset"),
     "tools.explain": ("explain",),

@@ -3,7 +3,7 @@
 The steps, in order, and the package that each of them lives in:
 
 1. :mod:`composer.graphs` reads what Dynamo captured into a :class:`~composer.records.GraphRequest`;
-2. :mod:`composer.config` and :mod:`composer.policy` find the policy in force for that graph;
+2. :mod:`composer.policy` finds the policy in force for that graph;
 3. :mod:`composer.passes` rewrites the graph, once for all candidates; :mod:`composer.chain.verify`
    holds passes to eager's numbers where they declare to keep them, and the policy asks for it;
 4. :mod:`composer.chain.walk` tries the candidates, each in one :mod:`composer.chain.attempt`.
@@ -23,7 +23,6 @@ The steps, in order, and the package that each of them lives in:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,15 +31,14 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, config, session
+from composer import _torch, session
 from composer.backends import installed_for
 from composer.chain import lock, minifier, ranks, select, verify, walk
-from composer.chain.candidates import ChainEntry, bounds_of, check_tables, entries_of
+from composer.chain.candidates import ChainEntry, finders_for
 from composer.chain.eager_fallback import EagerFallback
 from composer.graphs import capture, clones, keys
-from composer.layers import Rules
-from composer.passes.resolve import SharedPasses, shared_passes
-from composer.policy import Facts, Policy
+from composer.policy import Facts
+from composer.policy.resolution import Resolved, resolve
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
 from composer.runtime import background, backward, calls, saved
 from composer.runtime.succession import Succession
@@ -113,23 +111,17 @@ def serve(
     flatten = flatten or clones.with_captured_dtypes(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
-    postponed = background.BackgroundSelection.of(
-        case.policy, case.rules, case.request, case.entries
-    )
-    eager = EagerFallback(case.request, case.shared)
+    postponed = background.BackgroundSelection.of(case.request, case.resolved)
+    eager = EagerFallback(case.request, case.resolved.shared)
     with backward.watched() as backwards:
         outcome = _walk(case, eager, postponed)
     report = _publish(case, outcome, time.perf_counter() - started)
     successors = Succession(
         request=case.request,
-        entries=case.entries,
-        shared=case.shared,
+        resolved=case.resolved,
         eager=eager,
-        policy=case.policy,
-        cache=case.rules.cache,
         early=case.rewritten,
         report=report,
-        asked_by_name=case.rules.names_chain,
     )
     later = postponed.behind(successors) if postponed else None
     answers = successors.answers(outcome, backwards, later)
@@ -153,41 +145,31 @@ class _Case:
 
     Attributes:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
-        rules: The policy that the user's layers add up to.
-        policy: The policy to follow: that of ``rules``, narrowed by the lock if there is one.
-        entries: The candidates of the policy's chain, each with its engine.
-        shared: The passes of the policy; those of the later stages are still to run. A pass that
-            was found not to keep numbers, as it declares, is not among them.
+        resolved: The policy to follow, narrowed by the lock if there is one, with its candidates
+            and passes. The passes of the later stages are still to run. A pass that was found not
+            to keep numbers, as it declares, is not among them.
         rewritten: Records of the passes that have run.
     """
 
     request: GraphRequest
-    rules: Rules
-    policy: Policy
-    entries: tuple[ChainEntry, ...]
-    shared: SharedPasses
+    resolved: Resolved
     rewritten: tuple[PassRecord, ...]
 
 
 def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     """Resolve the policy for a graph, and run the passes that come before every candidate."""
+    here = session.current()
     mode = request.mode
-    configured = session.current().configured
-    installed = functools.partial(installed_for, request)
-    rules = config.resolve(Facts.of(request), mode, options, configured, installed)
-    rules = minifier.loud(check_tables(rules))
-    policy = rules.policy
-    with config.named_origin(rules.origins.get("chain", ""), configured):
-        entries = entries_of(policy, rules.cache)
-    with config.named_origin(rules.origins.get("passes", ""), configured):
-        shared = shared_passes(policy.passes, policy.on_pass_error)
-    request = keys.with_key(request, policy.model, shared.key, f"{mode} {policy.key}")
-    request = dataclasses.replace(request, number=next(session.current().numbers))
-    policy, entries = lock.hold(request, policy, entries, shared)
-    with session.current().progress.step(request, "shared passes"):
-        bounds = bounds_of(policy) if policy.verify.when != "off" else None
-        request, shared, rewritten = verify.rewrite(request, shared, bounds)
-    return _Case(request, rules, policy, entries, shared, rewritten)
+    facts = Facts.of(request)
+    resolved = resolve(facts, finders_for(request), mode, options, here.configured)
+    policy = resolved.policy
+    request = keys.with_key(request, policy.model, resolved.shared.key, f"{mode} {policy.key}")
+    request = dataclasses.replace(request, number=next(here.numbers))
+    resolved = lock.hold(request, resolved)
+    with here.progress.step(request, "shared passes"):
+        bounds = policy.verify.bounds if policy.verify.when != "off" else None
+        request, shared, rewritten = verify.rewrite(request, resolved.shared, bounds)
+    return _Case(request, dataclasses.replace(resolved, shared=shared), rewritten)
 
 
 def _walk(
@@ -197,26 +179,28 @@ def _walk(
 
     The others are then built and measured in the background.
     """
-    within = case.rules.distributed.timeout
+    resolved = case.resolved
+    within = resolved.distributed.timeout
 
     def walk_chain(entries: Sequence[ChainEntry]) -> Outcome:
         return walk.walk(
             case.request,
             entries,
-            case.shared,
+            resolved.shared,
             eager,
-            benchmark=None if postponed else select.Benchmark.of(case.policy, case.rules.cache),
-            strict=case.policy.strict,
+            benchmark=None if postponed else select.Benchmark.of(resolved.policy, resolved.cache),
+            strict=resolved.policy.strict,
             among_ranks=ranks.are_asked(within),
         )
 
-    outcome = ranks.walk_together(case.request.key_among_ranks, case.entries, within, walk_chain)
+    key = case.request.key_among_ranks
+    outcome = ranks.walk_together(key, resolved.entries, within, walk_chain)
     return postponed.announced(outcome) if postponed else outcome
 
 
 def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     """Keep the record and give it to the sinks; then raise or warn, as the policy has it."""
-    policy, here = case.policy, session.current()
+    policy, here = case.resolved.policy, session.current()
     objection = walk.objection(
         outcome,
         strict=policy.strict,
@@ -226,14 +210,14 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     report = _report(case, outcome, "" if objection else outcome.chosen, seconds)
     here.keep(report)
     here.note_captured(case.request.names[0])
-    if policy.select.by == "first" and not case.rules.names_chain:
+    if policy.select.by == "first" and not case.resolved.names_chain:
         here.note_installed(installed_for(case.request))
     here.sinks.emit(report)
     notices.warn_of_environment()
-    notices.warn_of_mistake(case.rules.disregarded)
+    notices.warn_of_mistake(case.resolved.disregarded)
     if objection:
         raise objection
-    notices.warn_of_fallbacks(report, asked_by_name=case.rules.names_chain)
+    notices.warn_of_fallbacks(report, asked_by_name=case.resolved.names_chain)
     notices.warn_of_passes(report)
     return report
 
@@ -252,7 +236,7 @@ def _report(case: _Case, outcome: Outcome, chosen: str, seconds: float) -> Compi
         dynamic=request.dynamic,
         nodes=request.nodes,
         inputs=request.inputs,
-        policy=case.rules.layers,
+        policy=case.resolved.layers,
         passes=(*case.rewritten, *outcome.passes),
         attempts=outcome.attempts,
         chosen=chosen,

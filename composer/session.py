@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from composer.config import Source, is_disabled, read
 from composer.errors import OptionError, UnknownNameError
 from composer.knowledge.facts import Knowledge
 from composer.lowering.weights.narrow import Copies
-from composer.mistakes import refuse_mistakes
+from composer.policy.mistakes import refuse_mistakes
+from composer.policy.model import Source
+from composer.policy.sources import read
+from composer.policy.switches import is_disabled
 from composer.records import CompileReport, WithoutGraph
 from composer.system import forks, warned
 from composer.system.background import Worker

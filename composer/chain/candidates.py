@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from composer import session
-from composer.backends import find_backend, refuse_slip
+from composer.backends import find_backend, installed_for, refuse_slip
 from composer.backends.base import Backend
 from composer.build import BuildFacts, Freeze, Precision
-from composer.config import is_disabled
-from composer.errors import OptionError, UnknownNameError, refuse
+from composer.errors import refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
 from composer.knowledge.failure import Failure, is_expensive
 from composer.knowledge.fingerprint import CandidateParts, Fingerprint
 from composer.knowledge.quarantine import Quarantined
-from composer.layers import Rules
+from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Cache, Candidate, Facts, Policy
-from composer.records import Attempt, Reason, Status
+from composer.policy.resolution import Finders, all_of
+from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.system import subprocesses
 
 T = TypeVar("T")
@@ -124,57 +126,38 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
         UnknownNameError: names look like misspellings; the error names all of them.
         OptionError: engines do not know some options; the error names all of them.
     """
-    entries: list[ChainEntry] = []
     cache = cache or Cache()
     if policy.strict:
         cache = cache.model_copy(update={"failures": 0.0, "verdicts": 0.0})
-    bounds = bounds_of(policy) if policy.verify.when != "off" else None
-    mistakes: list[UnknownNameError | OptionError] = []
-    for candidate in policy.chain:
-        try:
-            backend = find_backend(candidate.backend)
-            backend.check_options(candidate.options)
-        except (UnknownNameError, OptionError) as mistake:
-            mistakes.append(mistake)
-        else:
-            entry = ChainEntry(
-                candidate=candidate,
-                backend=backend,
-                min_coverage=_own_or(policy.min_coverage, candidate.min_coverage),
-                bounds=bounds,
-                limits=_limits(candidate, policy, backend),
-                cache=cache,
-                terms=policy.terms(candidate),
-                freeze=policy.freeze,
-            )
-            entries += _in_each_precision(entry, policy)
-    if mistakes:
-        raise type(mistakes[0])("; ".join(map(str, mistakes)))
-    return tuple(entries)
+    steps = (functools.partial(_entries, each, policy, cache) for each in policy.chain)
+    return tuple(itertools.chain.from_iterable(all_of(*steps)))
 
 
-def check_tables(rules: Rules) -> Rules:
-    """Return the rules if each of their tables of options names an engine that may exist.
+def _entries(candidate: Candidate, policy: Policy, cache: Cache) -> Iterator[ChainEntry]:
+    """Return a candidate's entry, or two of them (:func:`_in_each_precision`)."""
+    backend = find_backend(candidate.backend)
+    backend.check_options(candidate.options)
+    entry = ChainEntry(
+        candidate=candidate,
+        backend=backend,
+        min_coverage=_own_or(policy.min_coverage, candidate.min_coverage),
+        bounds=policy.verify.bounds if policy.verify.when != "off" else None,
+        limits=_limits(candidate, policy, backend),
+        cache=cache,
+        terms=policy.terms(candidate),
+        freeze=policy.freeze,
+    )
+    return _in_each_precision(entry, policy)
 
-    The options of a misspelled engine would be ignored in silence. Under ``COMPOSER_DISABLE`` the
-    mistakes are noted in the rules, and not raised.
 
-    Raises:
-        UnknownNameError: names look like misspellings; the error names all of them.
-    """
-    mistakes: list[str] = []
-    for name, file in rules.option_tables.items():
-        try:
-            refuse_slip(name)
-        except UnknownNameError as mistake:
-            where = f"{file}: " if file else ""
-            mistakes.append(f"{where}table 'backends': {mistake}")
-    if not mistakes:
-        return rules
-    message = "; ".join(mistakes)
-    if not is_disabled():
-        raise UnknownNameError(message)
-    return replace(rules, disregarded=message)
+def finders_for(request: GraphRequest) -> Finders:
+    """Return the functions that find what a policy names, for one graph."""
+    installed = functools.partial(installed_for, request)
+    return Finders(refuse_slip, entries_of, shared_passes, installed)
+
+
+ONLY_TABLES = Finders(refuse_slip, lambda *_: (), lambda *_: SharedPasses())
+"""Finders for a look at a policy, which checks the names of tables of options and nothing else."""
 
 
 def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry]:
@@ -202,8 +185,3 @@ def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> subproces
 
 def _own_or(usual: T, own: T | None) -> T:
     return usual if own is None else own
-
-
-def bounds_of(policy: Policy) -> Bounds:
-    """How far the policy lets numbers be off."""
-    return Bounds(policy.verify.rtol, policy.verify.atol)

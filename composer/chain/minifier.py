@@ -1,9 +1,9 @@
-"""Lets torch's minifier see failures for which composer would otherwise use a fallback.
+"""Writes the policy in force into the scripts of torch's minifier, which run in another process.
 
 The minifier reduces a graph that fails to a smaller graph that still fails
 (https://docs.pytorch.org/docs/main/user_guide/torch_compiler/torch.compiler_troubleshooting.html).
-While it is on, errors of candidates and of engines at a call are raised. The minifier's script runs
-in another process, so the policy is written into it.
+While it is on, errors of candidates and of engines at a call are raised
+(:func:`composer.policy.switches.switches`).
 """
 
 from __future__ import annotations
@@ -16,28 +16,11 @@ from typing import Any
 import torch.fx
 from pydantic import BaseModel
 
-from composer import _torch, config, session
+from composer import session
+from composer.chain.candidates import ONLY_TABLES
 from composer.graphs import capture
-from composer.layers import Rules
-from composer.policy import Candidate, Facts, OnRuntimeError, Verify, Worded
-
-
-def loud(rules: Rules) -> Rules:
-    """Return the rules, changed to raise errors if torch's minifier looks for failures.
-
-    If it looks for wrong numbers, composer does not compare numbers first.
-    """
-    looks_for = _torch.minifier.minifier_looks_for()
-    if not looks_for:
-        return rules
-    seen: dict[str, Any] = {"on_runtime_error": OnRuntimeError(action="raise")}
-    if looks_for == "wrong numbers":
-        seen["verify"] = Verify()
-    return dataclasses.replace(
-        rules,
-        policy=rules.policy.model_copy(update=seen),
-        cache=rules.cache.model_copy(update={"failures": 0.0}),
-    )
+from composer.policy import Candidate, Facts, Worded
+from composer.policy.resolution import resolve
 
 
 def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> str:
@@ -50,10 +33,10 @@ def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], arguments: Mapping
     """
     mode, options = arguments.get("mode"), arguments.get("options")
     facts = Facts.of(capture.read_request(gm, inputs, mode=mode))
-    rules = config.resolve(facts, mode, options, session.current().configured)
-    policy = rules.policy
+    resolved = resolve(facts, ONLY_TABLES, mode, options, session.current().configured)
+    policy = resolved.policy
     fields = {name: _spelled(getattr(policy, name)) for name in sorted(policy.model_fields_set)}
-    settings = {"cache": _spelled(rules.cache), "distributed": _spelled(rules.distributed)}
+    settings = {"cache": _spelled(resolved.cache), "distributed": _spelled(resolved.distributed)}
     return "\n".join(
         (
             "import sys",

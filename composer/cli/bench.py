@@ -18,14 +18,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer import config, session
-from composer.chain.candidates import check_tables
+from composer import session
+from composer.chain.candidates import ONLY_TABLES
 from composer.cli.process import cache, refuse_switches, stdout_to_stderr
 from composer.cli.progress import shown
 from composer.cli.script import show
 from composer.cli.usage import USAGE, Json, Remember, fail, fail_on, refuse_folder
 from composer.errors import MISTAKES, ComposerError
 from composer.policy import Facts
+from composer.policy.resolution import resolve
 from composer.records import printable
 from composer.telemetry.report import cell, counted
 from composer.tools.bench import advice
@@ -125,7 +126,7 @@ def _ranked(
 def _check_policy() -> None:
     """Raise the mistakes in the policy in force before the model is made, which takes time."""
     graph = Facts("", "", "", False, False)
-    check_tables(config.resolve(graph, configured=session.current().configured))
+    resolve(graph, ONLY_TABLES, configured=session.current().configured)
 
 
 def _write(policy: str, path: Path) -> str:

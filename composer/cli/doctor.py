@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import metadata
 from typing import Annotated, Any
 
@@ -16,14 +16,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from composer import _torch, config, session
+from composer import _torch, session
 from composer.backends import BACKENDS, find_backend, installed_for
 from composer.chain.attempt import classify
-from composer.chain.candidates import check_tables
+from composer.chain.candidates import ONLY_TABLES
 from composer.cli.usage import Json, fail_on
 from composer.errors import OptionError, UnknownNameError, first_line, text_of
 from composer.graphs import capture
 from composer.policy import Facts
+from composer.policy.resolution import resolve
 from composer.records import GraphRequest, Reason, Status
 from composer.system import control_flow, distribution, subprocesses
 from composer.system.distribution import version_of
@@ -117,13 +118,10 @@ def _request(device: str) -> GraphRequest:
 def _chain_in_force(request: GraphRequest) -> tuple[list[str], bool]:
     """Return the engines of the policy in force for any model, and True if the user chose them."""
     with fail_on(OptionError, UnknownNameError):
-        rules = config.resolve(
-            Facts.of(request),
-            configured=session.current().configured,
-            installed=functools.partial(installed_for, request),
-        )
-        check_tables(rules)
-    return [each.name for each in rules.policy.chain], rules.names_chain
+        finders = replace(ONLY_TABLES, installed=partial(installed_for, request))
+        configured = session.current().configured
+        resolved = resolve(Facts.of(request), finders, configured=configured)
+    return [each.name for each in resolved.policy.chain], resolved.names_chain
 
 
 def _row(name: str, requests: Sequence[GraphRequest], *, in_chain: bool) -> _Row:

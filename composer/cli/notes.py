@@ -9,11 +9,11 @@ import torch
 
 from composer import backends
 from composer.chain.candidates import ChainEntry, entries_of
-from composer.config import PolicyBook, Rule
 from composer.errors import OptionError
 from composer.knowledge.shared_store import SharedStore
-from composer.layers import Layer, merge
 from composer.policy import AUTO, DYNAMO, Match, Policy, names_code
+from composer.policy.model import Layer, PolicyBook, Rule
+from composer.policy.resolution import merge
 from composer.registry import did_you_mean
 
 _MEANT = {"gpu": "cuda", "fp64": "float64", "fp32": "float32", "fp16": "float16"}
@@ -72,7 +72,7 @@ def _unlimited(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator
     has_limit = policy.memory_limit or any(each.memory_limit for each in policy.chain)
     if not has_limit or any(table.isolate for table in tables):
         return
-    merged = merge((Layer("defaults", tables[0]), Layer(where, policy)), {}).policy
+    merged = merge((Layer("defaults", tables[0]), Layer(where, policy)))
     names = [each.candidate.name for each in entries_of(merged) if _ignores_memory_limit(each)]
     if names:
         which = ", ".join(dict.fromkeys(names))

@@ -15,18 +15,29 @@ from pydantic_core import PydanticOmit
 from rich.console import Console
 from rich.table import Table
 
-from composer import config
-from composer.chain.candidates import check_tables
+from composer.chain.candidates import ONLY_TABLES
 from composer.cli.notes import notes
 from composer.cli.toml_lines import line_of, line_of_error
 from composer.cli.usage import Json, fail, fail_on
 from composer.errors import ComposerError
-from composer.mistakes import mistakes
-from composer.policy import AUTO, Cache, Candidate, Distributed, Facts, Policy, Worded
+from composer.policy import (
+    AUTO,
+    Cache,
+    Candidate,
+    Distributed,
+    Facts,
+    Policy,
+    PolicyBook,
+    Worded,
+    found,
+    sources,
+)
+from composer.policy.mistakes import mistakes
+from composer.policy.resolution import resolve
+from composer.policy.wording import Location
 from composer.records import EAGER, plain
 from composer.telemetry.report import counted
 from composer.tools.bench.workload import working_directory_first
-from composer.wording import Location
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
 
@@ -45,9 +56,9 @@ def check(file: Path) -> None:
         typer.echo(f"{file}:{line}: {message}")
     if wrong:
         raise typer.Exit(1)
-    book = config.read(file)
+    book = sources.read(file)
     typer.echo(f"{file}: defaults and {counted(len(book.models), 'rule')}, nothing wrong")
-    for each in config.for_the_user_to_say(book, file.absolute().parent):
+    for each in found.for_the_user_to_say(book, file.absolute().parent):
         typer.echo(f"{file}: {_TO_BE_NAMED}, since it would {each}")
     for each in notes(book):
         typer.echo(f"{file}: {each}")
@@ -58,7 +69,7 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
         content = tomllib.loads(text)
-        table = config.table_in(file, content)
+        table = sources.table_in(file, content)
     except tomllib.TOMLDecodeError as error:
         yield line_of_error(error, text), f"this is not TOML: {error}"
         return
@@ -67,15 +78,15 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
     except ComposerError as error:
         yield 1, str(error)
         return
-    above = ("tool", "composer") if file.name == config.PROJECT_FILE else ()
-    book, wrong = config.validated(table)
+    above = ("tool", "composer") if file.name == sources.PROJECT_FILE else ()
+    book, wrong = sources.validated(table)
     for location, message in wrong:
         yield line_of(text, (*above, *location)), message
     if book is None:
         for location, _ in wrong:  # so that the rest can be checked
             _remove(table, location)
-        book, _ = config.validated(table)
-    for location, mistake in mistakes(book or config.PolicyBook(), imports=True):
+        book, _ = sources.validated(table)
+    for location, mistake in mistakes(book or PolicyBook(), imports=True):
         yield line_of(text, (*above, *location)), str(mistake)
 
 
@@ -109,16 +120,17 @@ def show(
     if file is not None:
         os.environ["COMPOSER_CONFIG"] = str(file.absolute())  # which goes before all others
     with fail_on(ComposerError, code=1):
-        rules = check_tables(config.resolve(graph))
+        resolved = resolve(graph, ONLY_TABLES)
     rows = []
     for name in Policy.model_fields:
-        rows.append((name, _text(getattr(rules.policy, name)), rules.origins.get(name, "composer")))
-    rows += _of_process(rules.cache, "cache") + _of_process(rules.distributed, "distributed")
+        value = _text(getattr(resolved.policy, name))
+        rows.append((name, value, resolved.origins.get(name, "composer")))
+    rows += _of_process(resolved.cache, "cache") + _of_process(resolved.distributed, "distributed")
     if as_json:
         names = ("field", "value", "from")
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
         return
-    in_force = config.file_in_force(None)
+    in_force = sources.file_in_force(None)
     nowhere = "no policy file: COMPOSER_CONFIG names none, and none lies in this folder"
     typer.echo(f"policy file: {in_force}" if in_force else nowhere)
     table = Table("field", "value", "from")
@@ -153,7 +165,7 @@ def _text(value: Any) -> Any:
 @app.command()
 def schema() -> None:
     """Print the JSON schema of a policy file, by which editors complete it."""
-    made = config.PolicyBook.model_json_schema(schema_generator=_OfFile)
+    made = PolicyBook.model_json_schema(schema_generator=_OfFile)
     typer.echo(json.dumps({"$schema": _OfFile.schema_dialect, "$id": _ID, **made}, indent=2))
 
 

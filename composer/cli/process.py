@@ -9,9 +9,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from composer import config
 from composer.cli.usage import USAGE, fail, fail_on
 from composer.errors import OptionError
+from composer.policy import switches
 from composer.system.disk import CACHE_DIR
 
 _STDOUT, _STDERR = 1, 2
@@ -20,7 +20,7 @@ _STDOUT, _STDERR = 1, 2
 def refuse_switches(why: str) -> None:
     """End the command if the environment overrides the policy's engines."""
     with fail_on(OptionError):
-        switch = config.switch_on_call()
+        switch = switches.switch_on_call()
     if switch:
         fail(f"{switch} is set, and {why}; unset it", USAGE)
 

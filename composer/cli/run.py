@@ -15,11 +15,12 @@ from typing import Annotated, Any, TextIO
 import torch
 import typer
 
-from composer import _torch, config, session
+from composer import _torch, session
 from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.cli.usage import USAGE, PolicyFile, fail, fail_on
 from composer.errors import ComposerError
+from composer.policy import sources
 from composer.telemetry.report import Report, untried
 from composer.tools.explain import collecting
 
@@ -78,7 +79,7 @@ def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | No
         fail(f"there is no script {script!r}", USAGE)
     if policy is not None:
         with fail_on(ComposerError):
-            config.read(policy)
+            sources.read(policy)
         os.environ["COMPOSER_CONFIG"] = str(policy.absolute())
     if telemetry is not None:
         os.environ["COMPOSER_TELEMETRY"] = str(telemetry.absolute())

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from composer.wording import Location
+from composer.policy.wording import Location
 
 _STRING = re.compile(r'"(?:\\.|[^"\\])*"|\'[^\']*\'')
 _HEADER = re.compile(r"\s*(\[\[?)([^\[\]]+)\]\]?\s*(?:#.*)?")

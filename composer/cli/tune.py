@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer import config
 from composer.cli.process import cache, refuse_switches
 from composer.cli.usage import USAGE, PolicyFile, Remember, fail, fail_on
 from composer.errors import ComposerError
 from composer.knowledge.shared_store import SharedStore
+from composer.policy import sources
 from composer.system.subprocesses import Limits
 from composer.telemetry.report import cell
 from composer.tools.tune import Job, perform, read_jobs, this_machine
@@ -80,7 +80,7 @@ def _environment(policy: Path | None, store: str) -> dict[str, str]:
     """Return the environment variables for the processes of the jobs, wherever they run."""
     environment = {"COMPOSER_VERDICT_STORE": store} if store else {}
     if policy is not None:
-        config.read(policy)
+        sources.read(policy)
         environment["COMPOSER_CONFIG"] = str(policy.absolute())
     return environment
 
@@ -89,7 +89,8 @@ def _store() -> str | None:
     """Return the store of verdicts; the environment overrides the policy file."""
     if store := os.environ.get("COMPOSER_VERDICT_STORE"):
         return store
-    return config.in_force(None).cache.store
+    book, _ = sources.in_force(None)
+    return book.cache.store
 
 
 def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:

@@ -33,8 +33,7 @@ from composer.chain.candidates import ChainEntry
 from composer.chain.select import choice, remembered
 from composer.errors import error_line
 from composer.graphs import clones, writes
-from composer.layers import Rules
-from composer.policy import Policy
+from composer.policy.resolution import Resolved
 from composer.records import (
     EAGER,
     Attempt,
@@ -74,19 +73,18 @@ class BackgroundSelection:
     obstacle: str
 
     @staticmethod
-    def of(
-        policy: Policy, rules: Rules, request: GraphRequest, entries: Sequence[ChainEntry]
-    ) -> BackgroundSelection | None:
+    def of(request: GraphRequest, resolved: Resolved) -> BackgroundSelection | None:
         """Return the selection for a graph; ``None`` if everything is built before the first call.
 
         This is also the case if the fastest engine is remembered already.
         """
-        benchmark = select.Benchmark.of(policy, rules.cache)
+        policy = resolved.policy
+        benchmark = select.Benchmark.of(policy, resolved.cache)
         if benchmark is None or policy.strict or not policy.select.background:
             return None
-        if remembered.recall(request, entries, benchmark).fact is not None:
+        if remembered.recall(request, resolved.entries, benchmark).fact is not None:
             return None
-        among_ranks = ranks.are_asked(rules.distributed.timeout)
+        among_ranks = ranks.are_asked(resolved.distributed.timeout)
         obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
         return BackgroundSelection(benchmark, obstacle)
 

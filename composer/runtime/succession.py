@@ -17,15 +17,14 @@ from typing import Any
 
 from composer import _torch, session
 from composer.chain import select, verify, walk
-from composer.chain.candidates import ChainEntry, bounds_of
+from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
 from composer.errors import FallbackWarning, Refusal, first_line, text_of
 from composer.graphs import capture, collectives, writes
 from composer.graphs.comparison import Values
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.quarantine import Quarantined
-from composer.passes.resolve import SharedPasses
-from composer.policy import Cache, Policy
+from composer.policy.resolution import Resolved
 from composer.records import (
     EAGER,
     Attempt,
@@ -51,44 +50,35 @@ class Succession:
     Args:
         request: The graph after the passes of the stages ``torch`` and ``aten``. Of its example
             inputs, only the symbols are kept.
-        entries: The chain.
-        shared: The passes of the later stages.
+        resolved: The policy in force for the graph, with its candidates and passes.
         eager: The eager fallback.
-        policy: The policy in force for the graph.
-        cache: The policy of what is kept on disk.
         early: Records of the passes that ran before every candidate.
         report: The record of the graph. The attribute ``report`` is the current record.
-        asked_by_name: True if the user wrote the chain.
     """
 
     def __init__(
         self,
         *,
         request: GraphRequest,
-        entries: Sequence[ChainEntry],
-        shared: SharedPasses,
+        resolved: Resolved,
         eager: EagerFallback,
-        policy: Policy,
-        cache: Cache,
         early: tuple[PassRecord, ...],
         report: CompileReport,
-        asked_by_name: bool,
     ) -> None:
         self.request = capture.without_tensors(request)
-        self.entries = entries
+        self.entries = resolved.entries
         self.report = report
-        self._shared = shared
+        self._resolved = resolved
         self.eager = eager
         self.fallback = eager.run
-        self._policy = policy
         self._early = early
-        self._asked_by_name = asked_by_name
-        self._tracked = _writable_inputs(request, entries)
+        self._tracked = _writable_inputs(request, resolved.entries)
         self._apart = cannot_undo(request)
+        policy = resolved.policy
         self.recovers = not (policy.on_runtime_error.action == "raise" or policy.strict)
         self.retry_after = policy.on_runtime_error.retry_after
         self.collective = collectives.meets_other_ranks(request.gm)
-        self._benchmark = select.Benchmark.of(policy, cache)
+        self._benchmark = select.Benchmark.of(policy, resolved.cache)
         self._unpublished: deque[CompileReport] = deque()
         self._unheard: list[tuple[int, CompileReport, bool]] = []
         self._publishing = forks.lock()
@@ -110,7 +100,7 @@ class Succession:
         built = self._built(places, outcome, backwards, order)
         is_retried = bool(built.skipped) and self.retry_after is not None
         may_serve = built.engine is not None or is_retried
-        samples = self._policy.verify.when == "sample" and not self.collective
+        samples = self._resolved.policy.verify.when == "sample" and not self.collective
         sampler = self._sampler() if may_serve and samples else None
         tracked, is_blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
@@ -120,11 +110,11 @@ class Succession:
 
     def _sampler(self) -> Sampler:
         return Sampler(
-            every=self._policy.verify.every,
+            every=self._resolved.policy.verify.every,
             fallback=self.fallback,
             exact=self._exact,
             request=self.request_for,
-            bounds=bounds_of(self._policy),
+            bounds=self._resolved.policy.verify.bounds,
             apart=self._apart,
             runtime=self.report.runtime,
         )
@@ -142,14 +132,14 @@ class Succession:
         if outcome.chosen == EAGER:
             return Built(None, order, skipped)
         place = next(place for place, attempt in attempts.items() if attempt.accepted)
-        bounds = outcome.bounds or bounds_of(self._policy)
+        bounds = outcome.bounds or self._resolved.policy.verify.bounds
         return Built(Engine(outcome.compiled, place, bounds, backwards), order, skipped)
 
     def _exact(self, args: Sequence[Any], request: GraphRequest) -> Values:
         """Return the eager fallback's values in float64 for the inputs of a call."""
-        late, gm = self._shared.late, self.request.gm
+        late, gm = self._resolved.shared.late, self.request.gm
         with _torch.compiles.recaptured(gm, args) if late else contextlib.nullcontext():
-            return verify.exact(args, request, self._shared)
+            return verify.exact(args, request, self._resolved.shared)
 
     def compiling(self) -> AbstractContextManager[object]:
         """Hold torch's lock of compiles."""
@@ -265,7 +255,7 @@ class Succession:
             outcome = walk.walk(
                 request,
                 entries,
-                self._shared,
+                self._resolved.shared,
                 self.eager,
                 benchmark,
                 strict=False,
@@ -310,7 +300,7 @@ class Succession:
             _, changed, alongside = mine
             # In the background a warning that is an error reaches nobody; the log has it as well.
             with contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext():
-                notices.warn_of_fallbacks(changed, asked_by_name=self._asked_by_name)
+                notices.warn_of_fallbacks(changed, asked_by_name=self._resolved.names_chain)
 
 
 def _writable_inputs(

@@ -95,6 +95,13 @@ def test_engines_by_their_own_names_are_seen(engine: str, tmp_path: Path) -> Non
     assert f"backend='{engine}'" in written(tmp_path)
 
 
+def test_report_names_the_minifier_among_the_layers() -> None:
+    """It overrides what the program asks for."""
+    with looks(4):
+        compiled(double, "aot_eager", verify="compile")(torch.ones(2))
+    assert last().policy[-2:] == ("options", "minifier")
+
+
 def test_scripts_hold_the_policy_in_force() -> None:
     """Of ``options``, ``using`` and ``configure``; objects by the names they are imported by."""
     gm = torch.fx.symbolic_trace(double)

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 import composer
 from composer.cli import COMMANDS, app, command
-from composer.config import PolicyBook
 from composer.passes.resolve import PASSES
+from composer.policy.model import PolicyBook
 
 runner = CliRunner()
 

@@ -19,11 +19,10 @@ from common import compiled, last
 from typer.testing import CliRunner
 
 import composer
-from composer import config
 from composer.cli import app
 from composer.cli import bench as bench_command
 from composer.errors import OptionError, RankingError
-from composer.policy import Candidate, Facts
+from composer.policy import Candidate, Facts, sources
 from composer.records import Attempt, Reason, Status
 from composer.testing import FakeBackend
 from composer.tools.bench import advice, ranking
@@ -176,7 +175,7 @@ def test_bench_writes_a_policy_without_what_failed_or_was_wrong(models: Path) ->
     assert "# left out: own_models:wrong: own_models:wrong rejected (numeric_mismatch)" in text
     assert "cannot  [31mbuild this" in text
     assert "left out: own_models:fails_later: raised when it was timed" in text
-    (rule,) = config.read(tomllib.loads(text)).models
+    (rule,) = sources.read(tomllib.loads(text)).models
     assert rule.match.holds(Facts("own_models.Net", "cpu", "float32", False, False))
     assert {candidate.name for candidate in rule.chain} <= {"aot_eager", "eager"}
     assert "exists; --force overwrites it" in bench(*asked)[1]
@@ -256,7 +255,7 @@ def test_bench_times_training_where_the_module_trains(models: Path) -> None:
     assert engine["served"] == {"aot_eager": 1}
     assert engine["max_relative_error"] == 0.0
     assert all(each["ms"] > 0 and each["eager_over_this"]["p25"] > 0 for each in (eager, engine))
-    (rule,) = config.read(tomllib.loads(record["policy"])).models
+    (rule,) = sources.read(tomllib.loads(record["policy"])).models
     assert rule.match.holds(Facts("__main__.Net", "cpu", "float32", True, False))
     assert not rule.match.holds(Facts("__main__.Net", "cpu", "float32", False, False))
 
@@ -268,7 +267,7 @@ def test_the_policy_matches_the_graphs_that_there_are(factory: str) -> None:
     asked = (f"own_models:{factory}", "--chain", "aot_eager", "--seconds", "0.2", "--json")
     code, output = bench(*asked)
     assert code == 0, output
-    rules = config.read(tomllib.loads(json.loads(output)["policy"])).models
+    rules = sources.read(tomllib.loads(json.loads(output)["policy"])).models
     for name in {report.model for report in composer.reports()}:
         assert any(r.match.holds(Facts(name, "cpu", "float32", False, False)) for r in rules), name
 
@@ -485,7 +484,7 @@ def test_a_model_that_writes_to_its_inputs_is_refused() -> None:
 def test_each_candidate_is_timed_whatever_the_policy_selects() -> None:
     """Under ``select = "fastest"`` eager would serve in the place of one that is slower."""
     subject = subject_of((torch.nn.Linear(2, 2), torch.ones(1, 2)), "here")
-    with config.using(select="fastest"):
+    with sources.using(select="fastest"):
         ranking = rank(subject, [FakeBackend("slow", at=1, seconds=0.005)], seconds=0.2)
     (slow,) = ranking.candidates
     assert slow.served == {"fake_slow": 1}

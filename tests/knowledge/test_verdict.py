@@ -25,14 +25,15 @@ import composer
 from composer.backends import dynamo, find_backend
 from composer.backends.dynamo import NamedBackend
 from composer.chain import walk
+from composer.chain.candidates import ONLY_TABLES
 from composer.chain.select import schedule
 from composer.cli import app
-from composer.config import resolve
 from composer.errors import CacheWarning, OptionError, SandboxRefusal
 from composer.knowledge import facts, shared_store
 from composer.knowledge.verdict import Verdict
 from composer.passes import fingerprint
 from composer.policy import Facts
+from composer.policy.resolution import resolve
 from composer.records import Reason, Status
 from composer.system import disk, hardware, warned
 from composer.testing import FakeBackend
@@ -655,9 +656,9 @@ def test_strangers_folder_names_no_store(tmp_path: Path, monkeypatch: pytest.Mon
     graph = Facts("Net", "cpu", "float32", training=False, dynamic=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=r"may not say where verdicts are sent: \[cache\] store"):
-        resolve(graph)
+        resolve(graph, ONLY_TABLES)
     monkeypatch.setenv("COMPOSER_CONFIG", "composer.toml")
-    assert resolve(graph).cache.store == "s3://theirs"
+    assert resolve(graph, ONLY_TABLES).cache.store == "s3://theirs"
 
 
 # --- other processes, other packages ------------------------------------------------------------

@@ -16,12 +16,12 @@ LAYERS = [
     ("_torch",),
     ("system",),
     ("graphs",),
-    ("registry", "wording", "build", "policy", "layers", "config"),
+    ("registry", "build", "policy"),
     ("passes",),
     ("lowering", "telemetry"),
     ("backends",),
     ("knowledge",),
-    ("mistakes", "session"),
+    ("policy.mistakes", "session"),
     ("chain",),
     ("runtime",),
     ("dispatch",),
@@ -132,7 +132,7 @@ def test_every_file_has_its_place_in_the_order() -> None:
 
 CONTEXT_VARIABLES = {
     "composer.build": "Dynamo's signature stands between composer and an engine",
-    "composer.config": "composer.using",
+    "composer.policy.sources": "composer.using",
     "composer._torch.backwards": "torch makes the backward in its own code",
     "composer._torch.breaks": "torch tells of a graph break in its own code",
 }

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from composer import config, session
+from composer import session
 from composer.chain.candidates import ChainEntry, entries_of
 from composer.chain.lock import file
 from composer.chain.lock.describe import describe, versions_with
@@ -15,18 +15,13 @@ from composer.chain.lock.difference import between, called, versions
 from composer.chain.lock.file import LOCK_FILE, LockedGraph
 from composer.chain.lock.witness import Witness, server_of
 from composer.errors import LockError
-from composer.passes.resolve import SharedPasses
-from composer.policy import Candidate, Policy
+from composer.policy import Candidate, Policy, sources
+from composer.policy.resolution import Resolved
 from composer.records import EAGER, GraphRequest
 
 
-def hold(
-    request: GraphRequest,
-    policy: Policy,
-    entries: tuple[ChainEntry, ...],
-    shared: SharedPasses,
-) -> tuple[Policy, tuple[ChainEntry, ...]]:
-    """Return the policy and the chain; if ``locked``, the chain is narrowed to the lock's engine.
+def hold(request: GraphRequest, resolved: Resolved) -> Resolved:
+    """Return what holds for a graph; if ``locked``, the chain is narrowed to the lock's engine.
 
     The lock can only choose among the candidates of the chain, so it cannot name code to run.
     ``composer lock`` does not read the lock. Under ``composer lock --check``, a graph that is not
@@ -36,10 +31,12 @@ def hold(
         LockError: the lock is missing or malformed, or the graph differs from the lock's entry.
     """
     witness: Witness | None = session.current().witness
+    policy = resolved.policy
+    entries = resolved.entries
     if not policy.locked and witness is None:
-        return policy, entries
+        return resolved
     position = session.current().position(request.model, request.graph_key)
-    graph = describe(request, policy, shared, position)
+    graph = describe(request, policy, resolved.shared, position)
     if witness is None:
         held = _held_to(_entry(graph, entries), entries)
     else:
@@ -47,7 +44,9 @@ def hold(
         policy = _in_the_foreground(policy)  # so that the engine that serves in the end is known
         entry = witness.entry(graph) if policy.locked else None
         held = _held_to(entry, entries) if entry else ()
-    return (_in_the_foreground(policy, by="first"), held) if held else (policy, entries)
+    if held:
+        policy = _in_the_foreground(policy, by="first")
+    return dataclasses.replace(resolved, policy=policy, entries=held or entries)
 
 
 def _in_the_foreground(policy: Policy, **changes: Any) -> Policy:
@@ -57,7 +56,7 @@ def _in_the_foreground(policy: Policy, **changes: Any) -> Policy:
 
 def lock_path() -> Path:
     """Return the lock's path: beside the policy file in force, else in the working directory."""
-    policy = config.file_in_force(session.current().configured)
+    policy = sources.file_in_force(session.current().configured)
     return (policy.parent if policy else Path.cwd()) / LOCK_FILE
 
 

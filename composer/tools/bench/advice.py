@@ -10,15 +10,15 @@ from typing import Any
 
 import tomli_w
 
-from composer import config
 from composer.chain import select
 from composer.chain.candidates import entries_of
 from composer.errors import first_line
+from composer.policy import found, sources
 from composer.records import printable
 from composer.tools.bench.ranking import EAGER, Ranking, Standing
 
 _HAS_TO_BE_NAMED = "COMPOSER_CONFIG or composer.configure has to name this file"
-"""composer.config refuses some settings in a file that it only found."""
+"""composer.policy.found refuses some settings in a file that it only found."""
 
 
 def obstacle(ranking: Ranking) -> str:
@@ -66,11 +66,11 @@ def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -
     policy = policy_of(ranking, matches)
     head = f": {measured}" if measured else ""
     lines = [f"Measured by `composer bench`{head}.", *_comments(ranking)]
-    for setting in config.for_the_user_to_say(config.read(policy), Path.cwd()):
+    for setting in found.for_the_user_to_say(sources.read(policy), Path.cwd()):
         lines.append(f"{_HAS_TO_BE_NAMED}: it would {setting}.")
     comments = "".join(f"# {printable(line)}\n" for line in lines)
     text = f"{comments}{tomli_w.dumps(policy)}"
-    written = config.read(tomllib.loads(text))
+    written = sources.read(tomllib.loads(text))
     for rule in written.models:  # the file can be read, and its names be resolved
         entries_of(rule)
     return text

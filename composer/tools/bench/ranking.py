@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from composer import config
 from composer.backends import BACKENDS, is_here
 from composer.chain import select
 from composer.chain.candidates import entries_of
@@ -35,7 +34,7 @@ from composer.errors import (
 )
 from composer.graphs import clones
 from composer.graphs.comparison import devices
-from composer.policy import Candidate, read_policy
+from composer.policy import Candidate, read_policy, sources
 from composer.records import Attempt, CompileReport, GraphRequest, Reason, Status, plain, spelled
 from composer.system import control_flow
 from composer.system.memory import free_memory
@@ -355,7 +354,7 @@ def _compiled(
     compiled = compiled_beside(subject.model, options=options)
     buffers = clones.Buffers(request)
     started = time.perf_counter()
-    forgetting = config.using({"cache": {"verdicts": 0}})  # a shared store has those of other runs
+    forgetting = sources.using({"cache": {"verdicts": 0}})  # a shared store has those of other runs
     cache = contextlib.nullcontext() if remember else forgetting
     with cache, collecting(threading.get_ident()) as collected, warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)  # the standing says as much

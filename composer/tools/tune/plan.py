@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from composer.backends import refuse_slip
 from composer.errors import OptionError, UnknownNameError
 from composer.policy import FormatVersion, read_policy
+from composer.policy.wording import in_words
 from composer.tools.bench.workload import Workload
-from composer.wording import in_words
 
 
 class _Model(BaseModel):

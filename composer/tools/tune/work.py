@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from composer import config, session
+from composer import session
 from composer.errors import Refusal, SandboxRefusal, error_line, first_line, text_of
+from composer.policy import sources
 from composer.records import CompileReport
 from composer.system import hardware, subprocesses
 from composer.tools.tune.plan import Job
@@ -72,7 +73,7 @@ def _compile_and_call(job: Job) -> None:
     subject = job.workload.build()
     asked = {**job.options, "locked": False}
     select = {"by": "fastest", "background": False}
-    with config.using(**asked), config.using(select=select), torch.set_grad_enabled(job.training):
+    with sources.using(**asked), sources.using(select=select), torch.set_grad_enabled(job.training):
         compiled = torch.compile(subject.model, backend="composer", dynamic=job.dynamic)
         subject.call(compiled)
 

@@ -16,10 +16,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from composer import config, session
+from composer import session
 from composer.cli import app, tune
 from composer.errors import OptionError
 from composer.knowledge.shared_store import SharedStore
+from composer.policy import sources
 from composer.records import Attempt, CompileReport, Reason, Status
 from composer.system import disk
 from composer.system.subprocesses import Limits
@@ -275,7 +276,7 @@ def measured(cache: Mapping[str, Any] = MappingProxyType({}), **job: Any) -> dic
     torch.compiler.reset()
     options = {"chain": ["aot_eager"]} | job
     payload = pickle.dumps(Job(target="models_to_tune:mlp", options=options))
-    with config.using({"cache": cache}):
+    with sources.using({"cache": cache}):
         return work.measure(payload, lambda: None)
 
 

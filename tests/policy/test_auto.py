@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from common import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer import backends, config
+from composer import backends
 from composer.backends import ENGINES, installed_for
 from composer.backends.dynamo import CallableBackend
 from composer.backends.openvino import OpenVinoBackend
+from composer.chain.candidates import ONLY_TABLES
 from composer.errors import FallbackWarning, OptionError, refuse
 from composer.policy import Facts
+from composer.policy.resolution import resolve
 from composer.records import Reason, Status
 from composer.testing import FakeBackend
 
@@ -97,11 +100,11 @@ def test_auto_in_a_table_and_in_a_list(fakes: list[str]) -> None:
 
 def test_options_of_engines_hold_under_auto(fakes: list[str]) -> None:
     """``[backends.NAME]`` is for every candidate of that name."""
-    chain = composer.config.resolve(
-        composer.policy.Facts("", "cpu", "float32", training=False, dynamic=False),
+    chain = resolve(
+        Facts("", "cpu", "float32", training=False, dynamic=False),
+        replace(ONLY_TABLES, installed=lambda: ["onnxrt", "inductor"]),
         options={"chain": "auto"},
         configured={"backends": {"onnxrt": {"threads": 1}}},
-        installed=lambda: ["onnxrt", "inductor"],
     ).policy.chain
     assert [(each.name, each.options) for each in chain] == [
         ("onnxrt", {"threads": 1}),
@@ -222,6 +225,7 @@ def large_products(x: torch.Tensor) -> torch.Tensor:
 def test_numbers_are_compared_under_auto_unless_told_otherwise(fakes: list[str]) -> None:
     """So do ``mode="max-autotune"`` and the switch on call; ``off`` turns it off."""
     graph = Facts("m", "cpu", "float32", training=False, dynamic=False)
+    finders = replace(ONLY_TABLES, installed=lambda: fakes)
     for mode, options, when in [
         (None, {"chain": "auto"}, "compile"),
         (None, {"chain": "auto", "verify": "off"}, "off"),
@@ -231,5 +235,5 @@ def test_numbers_are_compared_under_auto_unless_told_otherwise(fakes: list[str])
         ("max-autotune", {}, "compile"),
         ("max-autotune", {"verify": "off"}, "off"),
     ]:
-        rules = config.resolve(graph, mode, options, None, lambda: fakes)
-        assert rules.policy.verify.when == when, (mode, options)
+        resolved = resolve(graph, finders, mode, options)
+        assert resolved.policy.verify.when == when, (mode, options)

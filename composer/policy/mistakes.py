@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 from composer.backends import find_backend
-from composer.config import PolicyBook
 from composer.errors import ComposerError
 from composer.passes.resolve import shared_passes
-from composer.policy import AUTO, Candidate, Policy, names_code
-from composer.wording import Location, path_of
+from composer.policy.model import AUTO, Candidate, Policy, PolicyBook, names_code
+from composer.policy.wording import Location, path_of
 
 Mistake = tuple[Location, ComposerError]
 
@@ -58,7 +59,7 @@ def _table(location: Location) -> Location:
 
 
 def _mistakes_of_candidate(place: Location, candidate: Candidate) -> Iterator[Mistake]:
-    """Check the engine, each option alone, and the right options together."""
+    """Check the engine and its options."""
     if candidate.backend == AUTO:
         return
     try:
@@ -66,32 +67,32 @@ def _mistakes_of_candidate(place: Location, candidate: Candidate) -> Iterator[Mi
     except ComposerError as error:
         yield (*place, candidate.name), error
         return
-    right = {}
-    for name, value in candidate.options.items():
-        try:
-            backend.check_options({name: value})
-            right[name] = value
-        except ComposerError as error:
-            yield (*place, name), error
-    try:
-        backend.check_options(right)
-    except ComposerError as error:
-        yield place, error
+    options = {(*place, name): (name, value) for name, value in candidate.options.items()}
+    yield from _mistakes_of(place, options, lambda right: backend.check_options(dict(right)))
 
 
 def _mistakes_of_passes(table: Location, policy: Policy, *, imports: bool) -> Iterator[Mistake]:
-    """Check each pass alone, and the right passes together."""
-    right = []
+    listed: dict[Location, Any] = {}
     for place, entry in enumerate(policy.passes):
         name = entry.get("pass") if isinstance(entry, dict) else entry
-        if names_code(name) and not imports:
-            continue
+        if imports or not names_code(name):
+            listed[*table, "passes", place, str(name)] = entry
+    check = partial(shared_passes, on_error=policy.on_pass_error)
+    yield from _mistakes_of((*table, "passes"), listed, check)
+
+
+def _mistakes_of(
+    whole: Location, parts: Mapping[Location, Any], check: Callable[[list[Any]], object]
+) -> Iterator[Mistake]:
+    """Check each part alone, and the right parts together."""
+    right = []
+    for place, part in parts.items():
         try:
-            shared_passes((entry,), policy.on_pass_error)
-            right.append(entry)
+            check([part])
+            right.append(part)
         except ComposerError as error:
-            yield (*table, "passes", place, str(name)), error
+            yield place, error
     try:
-        shared_passes(tuple(right), policy.on_pass_error)
+        check(right)
     except ComposerError as error:
-        yield (*table, "passes"), error
+        yield whole, error

@@ -13,9 +13,11 @@ from common import ROOT, compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer.config import read, resolve
+from composer.chain.candidates import ONLY_TABLES
 from composer.errors import FallbackWarning, OptionError, UnknownNameError
 from composer.policy import Facts
+from composer.policy.resolution import resolve
+from composer.policy.sources import read
 from composer.session import current
 from composer.telemetry.notices import VARIABLES
 
@@ -126,7 +128,7 @@ def test_what_was_configured_is_not_changed_with_the_object_that_was_given(kind:
     if kind != "mapping":
         policy = source if kind == "policy" else source.defaults
         policy.chain[0].options["more"] = 3
-    (candidate,) = resolve(GRAPH, configured=current().configured).policy.chain
+    (candidate,) = resolve(GRAPH, ONLY_TABLES, configured=current().configured).policy.chain
     assert candidate.options == {"session_config": {"a": "1"}}
 
 
@@ -134,10 +136,10 @@ def test_policy_in_force_is_not_changed_with_the_object_that_was_given() -> None
     """A graph keeps its policy for the candidates that it may need later."""
     options = {"session": {"threads": 1}}
     chain = [{"backend": "onnxrt", "options": options}]
-    by_options = resolve(GRAPH, options={"chain": chain})
+    by_options = resolve(GRAPH, ONLY_TABLES, options={"chain": chain})
     with composer.using({"defaults": {"chain": chain}}):
         options["session"]["threads"] = 2
-        by_context = resolve(GRAPH)
+        by_context = resolve(GRAPH, ONLY_TABLES)
     for rules in (by_options, by_context):
         assert rules.policy.chain[0].options == {"session": {"threads": 1}}
 
@@ -312,6 +314,20 @@ def test_a_slip_in_a_file_is_named_with_the_file(text: str, said: str) -> None:
         run()
 
 
+def test_slips_in_chain_passes_and_tables_are_named_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them has its own file or variable in front."""
+    path = write('[defaults]\npasses = ["fold_batchnorm"]\n[backends.onxrt]\nthreads = 1\n')
+    monkeypatch.setenv("COMPOSER_CHAIN", "inductr")
+    with pytest.raises(BackendCompilerFailed) as caught:
+        run()
+    said = str(caught.value.inner_exception)
+    assert "COMPOSER_CHAIN: unknown backend 'inductr'" in said
+    assert f"{path}: defaults: unknown pass 'fold_batchnorm'" in said
+    assert f"{path}: table 'backends': unknown backend 'onxrt'" in said
+
+
 def test_a_slip_in_a_context_is_not_the_files() -> None:
     """Which has a table of that kind as well."""
     path = write("[backends.onnxrt]\nthreads = 1\n")
@@ -343,7 +359,9 @@ def test_options_of_engines_add_up_option_by_option() -> None:
     """A context that says one of them leaves the others of the file as they are."""
     composer.configure({"backends": {"onnxrt": {"graph_optimization_level": "basic"}}})
     with composer.using({"backends": {"onnxrt": {"threads": 1}}}):
-        rules = resolve(GRAPH, options={"chain": ["onnxrt"]}, configured=current().configured)
+        rules = resolve(
+            GRAPH, ONLY_TABLES, options={"chain": ["onnxrt"]}, configured=current().configured
+        )
     (candidate,) = rules.policy.chain
     assert candidate.options == {"graph_optimization_level": "basic", "threads": 1}
 
@@ -437,7 +455,7 @@ def test_configure_imports_no_code() -> None:
 def test_a_file_may_begin_with_a_byte_order_mark() -> None:
     """As editors on Windows write it."""
     path = write("\ufeff[defaults]\nchain = ['eager']\n")
-    assert resolve(GRAPH, configured=path).policy.chain[0].name == "eager"
+    assert resolve(GRAPH, ONLY_TABLES, configured=path).policy.chain[0].name == "eager"
 
 
 def test_a_missing_file_is_an_error_that_names_it(monkeypatch) -> None:
@@ -494,7 +512,7 @@ def test_a_file_found_here_names_no_program_and_no_file(text: str, named: str) -
     path.with_name("lies_here").mkdir()
     with pytest.raises(BackendCompilerFailed, match=f"tell engines of programs and files: {named}"):
         run()
-    assert resolve(GRAPH, configured=path).policy.chain
+    assert resolve(GRAPH, ONLY_TABLES, configured=path).policy.chain
 
 
 def test_a_file_found_here_says_what_engines_have_words_for() -> None:

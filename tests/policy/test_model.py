@@ -12,16 +12,17 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
 from composer import Candidate, Policy, _torch
-from composer.config import resolve as resolve_for
+from composer.chain.candidates import ONLY_TABLES
 from composer.dispatch import compose
 from composer.errors import OptionError
 from composer.policy import Facts
+from composer.policy.resolution import resolve as resolve_for
 
 
 def resolve(mode=None, options=None):
     """The policy for some graph."""
     graph = Facts("Net", "cpu", "float32", training=False, dynamic=False)
-    return resolve_for(graph, mode, options).policy
+    return resolve_for(graph, ONLY_TABLES, mode, options).policy
 
 
 def test_the_default_chain_has_three_engines() -> None:
