@@ -12,7 +12,6 @@ from composer.policy.model import (
     Candidate,
     Policy,
     PolicyBook,
-    fields_of,
     names_code,
     read_policy,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "Select",
     "Verify",
     "Worded",
-    "fields_of",
     "names_code",
     "read_policy",
     "using",

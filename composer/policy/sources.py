@@ -39,10 +39,23 @@ def read(source: Source) -> PolicyBook:
     if isinstance(source, Mapping):
         return _validated(copied(source), "")
     if isinstance(source, str | Path):
-        path = Path(source).absolute()
-        return _validated(table_in(path, _load(path)), f"{path}: ")
+        return _read_file(Path(source).absolute())
     what = "a policy is a PolicyBook, a Policy, a mapping shaped like the TOML, or a file's path"
     raise OptionError(f"{what}, not {source!r}")
+
+
+def _read_file(path: Path) -> PolicyBook:
+    try:
+        known = path.stat()
+    except OSError as error:
+        raise OptionError(f"policy file {str(path)!r} cannot be read: {error.strerror}") from error
+    return _parsed(path, known.st_mtime_ns, known.st_size)
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(path: Path, modified: int, size: int) -> PolicyBook:
+    """Read a file; its time of change and size are arguments so that they are part of the key."""
+    return _validated(table_in(path, _load(path)), f"{path}: ")
 
 
 def table_in(path: Path, content: dict[str, Any]) -> dict[str, Any]:
@@ -71,8 +84,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise OptionError(f"policy file {str(path)!r} cannot be read: {why}") from error
+        raise OptionError(f"policy file {str(path)!r} cannot be read: {error}") from error
 
 
 def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:

@@ -22,7 +22,7 @@ import torch.fx
 from composer import _torch
 from composer.errors import OptionError
 from composer.graphs import capture
-from composer.policy import fields_of
+from composer.policy.model import fields_of
 
 Serve = Callable[..., Callable[..., Any]]
 
