@@ -95,6 +95,14 @@ def is_in_bad_fork() -> bool:
     return any(each._is_in_bad_fork() for each in devices)
 
 
+@optional(
+    "torch.compiler.is_compiling() in a child that was forked during a compile of another thread",
+    "torch.compiler:_is_compiling_flag",
+)
+def _end_others_compile() -> None:
+    torch.compiler._is_compiling_flag = False
+
+
 @forks.in_child
 def _forget_other_threads_compile() -> None:
     """In a forked child, free the compile lock if another thread held it, and reset its flags.
@@ -102,7 +110,7 @@ def _forget_other_threads_compile() -> None:
     That thread does not exist in the child, so nothing else would do it.
     """
     if forks.freed(compile_lock):
-        torch.compiler._is_compiling_flag = False
+        _end_others_compile()
         _asked_by_calls.__code__ = _UNCHANGED
         tracing = torch.fx._symbolic_trace
         if hasattr(tracing, _TRACES):  # from torch 2.14 on each thread has its own

@@ -279,6 +279,6 @@ class Distributed(BaseModel):
 
     model_config = FROZEN
 
-    timeout: AtLeastZero = 60.0
+    timeout: AtLeastZero = 300.0
     """Seconds that a rank waits for the one that leads, so that all use one engine for a graph.
     With 0, each rank decides for itself."""

@@ -16,7 +16,7 @@ from common import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer.chain import failures
+from composer.knowledge import failure
 from composer.passes import FunctionPass
 from composer.system import disk
 from composer.system.barrier import Barrier
@@ -95,7 +95,7 @@ class Engine:
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         if self.at == 0:
             self.at = -1
-            time.sleep(failures.WORTH_SECONDS)
+            time.sleep(failure.WORTH_SECONDS)
             self.interrupted()
 
         def run(*args: Any) -> Any:

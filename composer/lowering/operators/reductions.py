@@ -161,7 +161,10 @@ def cascade(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False) 
 
 def is_long(count: Any) -> bool:
     """True if a sum of so many elements must be split; also if their number is not known."""
-    return not isinstance(count, int) or count > 2 * _AT_ONCE
+    if isinstance(count, int):
+        return count > 2 * _AT_ONCE
+    # No engine takes a size that only the data tell, so torch computes this sum.
+    return not _torch.symbols.depends_on_data(count)
 
 
 def _may_belong_to_norm(x: torch.Tensor, places: Sequence[int], keepdim: bool) -> bool:
