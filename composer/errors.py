@@ -149,7 +149,7 @@ class PassError(ComposerError):
     Args:
         name: The pass.
         rule: The rule's name: ``raises``, ``inputs``, ``outputs``, ``order``, ``lint``,
-            ``metadata``, ``numbers`` or ``stage`` (:mod:`composer.passes.rules` says what each
+            ``metadata``, ``numbers`` or ``stage`` (:mod:`composer.passes.invariants` says what each
             means).
         message: What was found, in one sentence.
         node: The node of the graph where it was found; empty if there is no particular one.

@@ -17,7 +17,7 @@ from composer.build import Build, BuildFacts, BuildRequest, BuildTerms, current_
 from composer.errors import OptionError, refuse
 from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
-from composer.passes import fingerprint
+from composer.passes import digests
 from composer.records import GraphRequest, Reason, Status
 from composer.registry import did_you_mean
 from composer.system.distribution import version_of
@@ -88,15 +88,13 @@ class Backend(ABC):
         may not be needed at all.
         """
         kind = type(self)
-        source = fingerprint.source_of_class(kind, Backend)
+        source = digests.source_of_class(kind, Backend)
         versions = [version_of(each) for each in self.packages]
         made = "<locals>" in kind.__qualname__
-        held = fingerprint.members_of_class(kind, Backend) if made else []
+        held = digests.members_of_class(kind, Backend) if made else []
         try:
-            return fingerprint.digest(
-                f"{kind.__module__}.{kind.__qualname__}", source, held, versions
-            )
-        except fingerprint.Unstable:
+            return digests.digest(f"{kind.__module__}.{kind.__qualname__}", source, held, versions)
+        except digests.Unstable:
             return None
 
     def check_options(self, options: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from composer import _torch
 from composer.backends.base import Backend, Build, BuildRequest, is_installed
 from composer.backends.foreign import foreign
 from composer.errors import OptionError, Refusal, import_failure, refuse
-from composer.passes import fingerprint
+from composer.passes import digests
 from composer.records import GraphRequest, Reason, Status
 from composer.system import control_flow
 
@@ -44,8 +44,8 @@ class CallableBackend(Backend):
         uuid = getattr(self.function, "uuid", None)
         content = self.function if uuid is None else uuid()
         try:
-            return fingerprint.digest(content, fingerprint.file_of(self.function))
-        except fingerprint.Unstable:
+            return digests.digest(content, digests.file_of(self.function))
+        except digests.Unstable:
             return None
 
     def check_options(self, options: Mapping[str, Any]) -> None:
@@ -102,11 +102,11 @@ class NamedBackend(Backend):
         entry = _entry_points().get(self.name)
         if entry is not None:
             package = (entry.dist.name, entry.dist.version) if entry.dist else ()
-            source = fingerprint.source_not_imported(entry.module)
-            return fingerprint.digest(entry.value, package, source)
+            source = digests.source_not_imported(entry.module)
+            return digests.digest(entry.value, package, source)
         function = self._function()
         if type(function).__module__.startswith("torch."):  # an object, as for cudagraphs
-            return fingerprint.digest(self.name, torch.__version__)
+            return digests.digest(self.name, torch.__version__)
         return CallableBackend(function).identity()
 
     def build(self, request: BuildRequest) -> Build:

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from composer.cli.usage import Json, fail_on
 from composer.errors import ComposerError, OptionError, class_and_text, first_line
 from composer.passes.base import GraphPass
-from composer.passes.fingerprint import fields_of
+from composer.passes.digests import fields_of
 from composer.passes.resolve import PASSES, check_class, look_up
 from composer.tools.bench.workload import working_directory_first
 

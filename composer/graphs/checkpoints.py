@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from composer import _torch
 from composer.graphs.clones import clone_graph
-from composer.graphs.modes import leaving_modes
+from composer.graphs.mode_changes import leaving_modes
 from composer.graphs.nodes import attribute_at, graph_modules, nodes_within
 
 

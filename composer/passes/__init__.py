@@ -11,12 +11,13 @@ Running passes: :mod:`~composer.passes.resolve` reads the policy's list, and has
 composer's own passes, which have one module each. :mod:`~composer.passes.before_autograd` runs the
 stages before all candidates, and :mod:`~composer.passes.within_aotautograd` those within a
 candidate. Both use the :mod:`~composer.passes.pipeline`. It checks the
-:mod:`~composer.passes.rules` after every pass, and rolls a failed pass back with a
+:mod:`~composer.passes.invariants` after every pass, and rolls a failed pass back with a
 :mod:`~composer.passes.snapshot`.
 
 Facts about a graph that a rewrite needs are in :mod:`~composer.passes.aliasing`,
-:mod:`~composer.passes.gradients`, :mod:`~composer.passes.metadata`, :mod:`~composer.passes.modes`,
-:mod:`~composer.passes.order` and :mod:`~composer.passes.purity`.
+:mod:`~composer.passes.gradients`, :mod:`~composer.passes.metadata`,
+:mod:`~composer.passes.node_modes`, :mod:`~composer.passes.order` and
+:mod:`~composer.passes.purity`.
 :mod:`composer.passes.debug` shows what passes do.
 """
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch.fx
 
 from composer.errors import OptionError
-from composer.passes.fingerprint import (
+from composer.passes.digests import (
     Unstable,
     digest,
     fields_of,
@@ -46,7 +46,7 @@ SHARED_MODULES = (
     "composer.passes.aliasing",
     "composer.passes.gradients",
     "composer.passes.metadata",
-    "composer.passes.modes",
+    "composer.passes.node_modes",
     "composer.passes.order",
     "composer.passes.purity",
     "composer.passes.snapshot",

@@ -10,7 +10,7 @@ import torch.fx
 
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import SHARED_MODULES, GraphPass
-from composer.passes.modes import NodeModes
+from composer.passes.node_modes import NodeModes
 from composer.passes.purity import is_function
 from composer.passes.snapshot import frozen
 

@@ -13,7 +13,7 @@ from composer import _torch
 from composer.passes import order
 from composer.passes.aliasing import Aliasing, operands
 from composer.passes.base import SHARED_MODULES, GraphPass
-from composer.passes.modes import NodeModes
+from composer.passes.node_modes import NodeModes
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ import torch.fx
 
 from composer import _torch
 from composer.passes.base import GraphPass, PassResult, as_stage
-from composer.passes.fingerprint import Unstable, digest
+from composer.passes.digests import Unstable, digest
 from composer.records import Stage
 
 

@@ -7,7 +7,7 @@ import torch.fx
 
 from composer import _torch
 from composer.passes.aliasing import Aliasing, holds_memory
-from composer.passes.modes import NodeModes
+from composer.passes.node_modes import NodeModes
 
 
 class Gradients:

@@ -15,7 +15,7 @@ from composer import _torch
 from composer.passes import metadata
 from composer.passes.aliasing import Aliasing, holds_memory
 from composer.passes.base import SHARED_MODULES, GraphPass
-from composer.passes.modes import Modes, NodeModes
+from composer.passes.node_modes import Modes, NodeModes
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from composer.passes import order
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.gradients import Gradients
-from composer.passes.modes import NodeModes
+from composer.passes.node_modes import NodeModes
 
 aten = torch.ops.aten
 

@@ -13,8 +13,8 @@ from composer import _torch
 from composer.errors import PassError, Refusal, class_and_text, text_of
 from composer.passes.base import GraphPass, PassResult
 from composer.passes.debug import dump
+from composer.passes.invariants import Broken, Interface, enforce
 from composer.passes.purity import eliminate_dead_code
-from composer.passes.rules import Broken, Interface, enforce
 from composer.passes.snapshot import Snapshot
 from composer.records import PassRecord
 from composer.system import control_flow

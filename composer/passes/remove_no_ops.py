@@ -13,7 +13,7 @@ from composer.graphs.nodes import described
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.metadata import layout
-from composer.passes.modes import NodeModes
+from composer.passes.node_modes import NodeModes
 
 _DROPOUTS = frozenset(
     f"aten::{kind}{end}"

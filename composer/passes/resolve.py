@@ -24,7 +24,7 @@ from composer.errors import (
     text_of,
 )
 from composer.passes.base import GraphPass, as_stage
-from composer.passes.fingerprint import Unstable, digest, file_of
+from composer.passes.digests import Unstable, digest, file_of
 from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
 from composer.records import BEFORE_AUTOGRAD, Stage

@@ -12,7 +12,7 @@ Read in this order:
   (:mod:`~composer.system.barrier`).
 
 Smaller subjects: :mod:`~composer.runtime.versions` tells whether an engine wrote to its inputs,
-:mod:`~composer.runtime.schedule` which calls are special, :mod:`~composer.runtime.sampling`
+:mod:`~composer.runtime.special_calls` which calls are special, :mod:`~composer.runtime.sampling`
 compares every N-th call with eager, and :mod:`~composer.runtime.backward` guards compiled
 backwards.
 """

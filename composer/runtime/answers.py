@@ -19,8 +19,8 @@ from composer.chain import verify
 from composer.errors import SharedInputs
 from composer.records import Runtime
 from composer.runtime.sampling import Sampler
-from composer.runtime.schedule import CallKind, Schedule
 from composer.runtime.slot import TABLE, Answer, Built, Chain, Compiled, Engine, Event, Slot
+from composer.runtime.special_calls import CallKind, Schedule
 from composer.runtime.versions import UNSEEN, WRITTEN, Versions
 from composer.system import control_flow
 from composer.system.barrier import Barrier

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from composer.runtime.schedule import NEVER, CallKind, Schedule
+from composer.runtime.special_calls import NEVER, CallKind, Schedule
 from composer.system import forks
 from composer.system.barrier import Barrier
 

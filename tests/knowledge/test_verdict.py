@@ -26,12 +26,12 @@ from composer.backends import dynamo, find_backend
 from composer.backends.dynamo import NamedBackend
 from composer.chain import walk
 from composer.chain.candidates import ONLY_TABLES
-from composer.chain.select import schedule
+from composer.chain.select import lengths
 from composer.cli import app
 from composer.errors import CacheWarning, OptionError, SandboxRefusal
 from composer.knowledge import facts, shared_store
 from composer.knowledge.verdict import Verdict
-from composer.passes import fingerprint
+from composer.passes import digests
 from composer.policy import Facts
 from composer.policy.resolution import resolve
 from composer.records import Reason, Status
@@ -110,8 +110,8 @@ def chain(monkeypatch: pytest.MonkeyPatch) -> Chain:
     """Its engines have no threads to wait for, are far apart, and hold no memory; no load."""
     monkeypatch.setattr(hardware, "seconds_without_a_core", lambda: 0.0)
     monkeypatch.setattr(walk, "free_memory", lambda: None)  # most of these tests' time
-    monkeypatch.setattr(schedule, "_LEAD", 0.0)
-    monkeypatch.setattr(schedule, "_FIRST", 0.001)
+    monkeypatch.setattr(lengths, "_LEAD", 0.0)
+    monkeypatch.setattr(lengths, "_FIRST", 0.001)
     return Chain()
 
 
@@ -383,7 +383,7 @@ def test_verdict_of_too_few_rounds_is_not_used_where_there_is_more_time(
     """It is of two calls each. One of the engines needs those; ``verify`` would make another."""
     chain.engines = [Warming("warming"), Engine("steady", NAP * 0.6)]
     with monkeypatch.context() as patched:
-        patched.setattr(schedule, "MOST_ROUNDS", 0)
+        patched.setattr(lengths, "MOST_ROUNDS", 0)
         assert chain.compile(verify="off", select={"seconds": 2}).chosen == "steady"
         assert [a.engine["timing"]["rounds"] for a in last().attempts] == [0, 0]
         assert is_remembered(chain.compile(verify="off", select={"seconds": 2}))
@@ -778,7 +778,7 @@ def test_engine_of_another_package_is_identified_without_its_import(
     for version, source in (("1", "a = 1"), ("2", "a = 1"), ("2", "a = 23")):
         (about / "METADATA").write_text(f"Name: engine-of-a-test\nVersion: {version}\n")
         (inside / "one.py").write_text(source)
-        fingerprint._hash_of_file.cache_clear()
+        digests._hash_of_file.cache_clear()
         dynamo._entry_points.cache_clear()
         identities += [NamedBackend("of_a_test").identity() for _ in range(2)]
     dynamo._entry_points.cache_clear()

@@ -16,7 +16,7 @@ from rewrites import Scale, at
 
 from composer.errors import FallbackWarning, OptionError, Refusal
 from composer.policy import read_policy
-from composer.runtime.schedule import CallKind, Schedule
+from composer.runtime.special_calls import CallKind, Schedule
 from composer.testing import FakeBackend, expect, settle
 
 pytestmark = [

@@ -15,7 +15,6 @@ import pytest
 from common import ROOT, in_child
 from slots import EAGER, FakeChain
 
-from composer.runtime.schedule import CallKind, Schedule
 from composer.runtime.slot import (
     TABLE,
     Answer,
@@ -28,6 +27,7 @@ from composer.runtime.slot import (
     State,
     Then,
 )
+from composer.runtime.special_calls import CallKind, Schedule
 
 FAILURES = (Event.RAISED, Event.WROTE, Event.WRONG, Event.LACKED, Event.BACKWARD)
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from composer.chain.lock.file import LockedGraph, LockedPass
 from composer.graphs import keys
 from composer.passes.base import GraphPass
-from composer.passes.fingerprint import fields_of
+from composer.passes.digests import fields_of
 from composer.passes.function import qualified_name
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy, Worded

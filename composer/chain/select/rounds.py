@@ -6,7 +6,7 @@ first call's inputs. In training a call is a forward and a backward. Changes by 
 - *Rounds, not blocks.* The machine may be busy with other things as well. A round takes one sample
   of each participant, in an order drawn anew for each round. So a load that comes and goes meets
   all of them alike, and rounds are compared as pairs. A sample is the mean time of some calls.
-- *Length of samples.* :mod:`composer.chain.select.schedule` decides it. It depends on the load.
+- *Length of samples.* :mod:`composer.chain.select.lengths` decides it. It depends on the load.
 - *Winning and leaving.* :mod:`composer.chain.select.rules` decides who is out and who has won.
 - *The time is bounded.* No sample begins that would probably end too late, judged by the
   participant's earlier samples. A call cannot be interrupted, so one that takes longer than before
@@ -25,8 +25,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from composer.chain.select import schedule
+from composer.chain.select import lengths
 from composer.chain.select.benchmark import Budget, Participant, Result, Timing
+from composer.chain.select.lengths import Plan
 from composer.chain.select.rules import (
     TIE,
     at_most,
@@ -34,7 +35,6 @@ from composer.chain.select.rules import (
     mean,
     surely_ahead,
 )
-from composer.chain.select.schedule import Plan
 from composer.chain.select.timer import Timer
 from composer.errors import error_line, without_locals
 from composer.records import GraphRequest
@@ -143,8 +143,8 @@ class _Rounds:
 
         A round that is not completed is not used.
         """
-        for number in range(schedule.MOST_ROUNDS):
-            is_long = number >= schedule.SCOUTING and self._run_long()
+        for number in range(lengths.MOST_ROUNDS):
+            is_long = number >= lengths.SCOUTING and self._run_long()
             if is_long or self._is_settled():
                 return
             if not self._fits(number):
@@ -169,15 +169,15 @@ class _Rounds:
             return False
         if not self._least_rounds:
             self._send_off_far()
-        for number in range(schedule.MOST_ROUNDS):
+        for number in range(lengths.MOST_ROUNDS):
             if self._is_settled():
                 return True
             left = self._deadline - time.perf_counter()
             usual = {place: self._usual(place) for place in self._alive}
-            share = schedule.share_of(left, usual.values(), self._least_rounds - number)
+            share = lengths.share_of(left, usual.values(), self._least_rounds - number)
             if share is None:
                 return number > 0
-            plans = {place: schedule.long_sample(usual[place], share) for place in self._drawn()}
+            plans = {place: lengths.long_sample(usual[place], share) for place in self._drawn()}
             times = {place: self._sample(place, plan) for place, plan in plans.items()}
             if number == 0:
                 self._samples |= {place: [] for place in self._alive}
@@ -195,13 +195,13 @@ class _Rounds:
         self._send_off()
 
     def _is_under_load(self) -> bool:
-        return self._timer.waiting > schedule.BUSY
+        return self._timer.waiting > lengths.BUSY
 
     def _send_off_far(self) -> None:
         """Drop the participants whose best sample is far behind another's worst."""
         least_worst = min(max(self._costs(place)) for place in self._alive)
         bests = {place: min(self._costs(place)) for place in self._alive}
-        self._alive = at_most(schedule.FAR * least_worst, bests)
+        self._alive = at_most(lengths.FAR * least_worst, bests)
 
     def _fits(self, number: int) -> bool:
         """Return True if there is time for the short samples of this round."""
@@ -211,7 +211,7 @@ class _Rounds:
 
     def _short_sample(self, place: int, number: int) -> Plan:
         beside_program = self._barrier is not None
-        return schedule.short_sample(self._usual(place), number, beside_program=beside_program)
+        return lengths.short_sample(self._usual(place), number, beside_program=beside_program)
 
     def _usual(self, place: int) -> float:
         return mean(self._samples[place] or [self._warm[place]])
@@ -222,7 +222,7 @@ class _Rounds:
         The others are compared by the times that they have.
         """
         costs = {p: self._usual(p) + self._participants[p].build_share for p in self._alive}
-        limit = schedule.CLOSE * min(costs.values())
+        limit = lengths.CLOSE * min(costs.values())
         self._alive = at_most(limit, costs)
         self._waiting += costs.keys() - self._alive
 

@@ -14,7 +14,7 @@ import torch
 from composer.errors import PassError, class_and_text
 from composer.passes.base import GraphPass
 from composer.passes.debug.watch import Findings
-from composer.passes.fingerprint import classes_below, fields_of
+from composer.passes.digests import classes_below, fields_of
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import annotated
 from composer.records import Stage

@@ -12,11 +12,11 @@ from typing import Any
 
 from composer.backends.openvino.corrections.channels import widen_channels
 from composer.backends.openvino.corrections.comparisons import turn_comparisons
+from composer.backends.openvino.corrections.extra_dimensions import spell_out_ranks
 from composer.backends.openvino.corrections.gelus import tell_from_gelu
 from composer.backends.openvino.corrections.magnitudes import compute_magnitudes, keep_signs
 from composer.backends.openvino.corrections.masks import bound_masks
 from composer.backends.openvino.corrections.nans import keep_nans
-from composer.backends.openvino.corrections.ranks import spell_out_ranks
 from composer.backends.openvino.corrections.reductions import spell_out_reductions
 from composer.backends.openvino.corrections.rotations import line_up_rotations
 from composer.backends.openvino.corrections.scalars import squeeze_to_scalars
