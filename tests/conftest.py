@@ -92,9 +92,9 @@ def _let_work(*names: str) -> None:
     """Have engines proved themselves. Only the tests of that have it done anew."""
     request: Any = types.SimpleNamespace(device="cpu")
     for entry in entries_of(Policy(chain=names)):
-        key = Fingerprint(request, (entry.parts,)).key(SelfTest.parts)
         works = SelfTest(backend=entry.candidate.name, why="")
-        session.current().knowledge._memory[SelfTest.kind, str(key)] = works, False
+        fingerprint = Fingerprint(request, (entry.parts,))
+        session.current().knowledge.learn(works, fingerprint, entry.cache, only_here=True)
 
 
 @pytest.fixture(autouse=True)

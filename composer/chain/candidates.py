@@ -69,6 +69,7 @@ class ChainEntry:
             options=str(sorted(self.candidate.options.items())),
             precision=self.precision or "",
             limits=str(self.limits),
+            build=f"{self.freeze} {self.min_coverage}",
             terms=self.terms,
         )
 

@@ -101,7 +101,7 @@ def require(entry: ChainEntry, fingerprint: Fingerprint) -> None:
     known = session.current().knowledge.recall(SelfTest, fingerprint, entry.cache)
     # The outcome holds for every policy, so the options of one chain are not part of it.
     bare = Candidate(backend=entry.candidate.backend)
-    outcome = known.fact or _learnt(entry, fingerprint, run_all(bare, fingerprint.device))
+    outcome = known.fact or _learnt(entry, fingerprint, run_all(bare, fingerprint.request.device))
     if outcome.why:
         refuse(Status.UNAVAILABLE, Reason.ENGINE_INCOMPATIBLE, outcome.why)
 
@@ -114,7 +114,10 @@ def _learnt(
     why = _message(entry, failed[0]) if failed else ""
     outcome = SelfTest(backend=entry.candidate.name, why=why)
     if Reason.OUT_OF_MEMORY in [each.reason for each in failed]:
-        return outcome.model_copy(update={"why": ""})  # it says nothing about the versions
+        # It says nothing about the versions.
+        outcome = outcome.model_copy(update={"why": ""})
+        session.current().knowledge.learn(outcome, fingerprint, entry.cache, only_here=True)
+        return outcome
     session.current().knowledge.learn(outcome, fingerprint, entry.cache)
     return outcome
 

@@ -6,11 +6,12 @@ A new kind of fact is one class in one file: see ``docs/explanation/reading-the-
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.shared_store import SharedStore
@@ -19,6 +20,9 @@ from composer.system import forks
 from composer.system.disk import DiskCache, this_process, warn_of
 
 _DAY = 86_400.0
+
+_OF_LEARNING = {"learnt", "process"}
+"""The fields that say when a fact was learnt, and by whom."""
 
 _SKEW = 1.0
 """How many days the clock of another machine may be ahead. The age of a newer fact is unknown."""
@@ -54,10 +58,16 @@ class Fact(BaseModel):
     learnt: AwareDatetime = Field(default_factory=_now)
     process: str = Field(default_factory=this_process)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _can_be_written(cls, value: Any) -> Any:
+        """Replace what no file can hold, such as parts of a path that is no text."""
+        return value.encode(errors="replace").decode() if type(value) is str else value
+
     @classmethod
     def most_days(cls, settings: Cache) -> float:
         """Return for how many days facts of the kind hold at most; 0 keeps and finds none."""
-        return float("inf")
+        return math.inf
 
     def days(self, settings: Cache) -> float:
         """Return for how many days this fact holds."""
@@ -104,6 +114,15 @@ class Known(Generic[F]):
     trouble: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Learnt:
+    """A fact in memory, whether it is on disk as well, and why it could not be kept elsewhere."""
+
+    fact: Fact
+    is_on_disk: bool = False
+    trouble: str = ""
+
+
 class Knowledge:
     """All facts that this process knows or can find.
 
@@ -118,8 +137,7 @@ class Knowledge:
         self.fills_store = False
         self.unkept: dict[str, str] = {}
         self._lock = forks.lock()
-        self._memory: dict[tuple[str, str], tuple[Fact, bool]] = {}
-        """The facts that this process has learnt, each with whether it is on disk as well."""
+        self._memory: dict[tuple[str, str], _Learnt] = {}
         self._stores: dict[str, SharedStore] = {}
 
     def successor(self) -> Knowledge:
@@ -127,58 +145,66 @@ class Knowledge:
         following = Knowledge()
         with self._lock:
             known = list(self._memory.items())
-        lasting = {at: (fact, kept) for at, (fact, kept) in known if fact.outlives_reset}
-        following._memory = lasting
+        following._memory = {at: each for at, each in known if each.fact.outlives_reset}
         return following
 
     def recall(self, kind: type[F], fingerprint: Fingerprint, settings: Cache) -> Known[F]:
         """Return a fact that still holds, and where it was found."""
-        if not kind.most_days(settings):
-            return Known()
         key = fingerprint.key(kind.parts)
-        if key is None:
+        if key is None or not kind.most_days(settings):
             return Known()
-        mine, is_on_disk = self._memory.get((kind.kind, key), (None, False))
-        # `composer cache clear` removes facts on disk, and so they are no longer known here.
-        is_kept = not is_on_disk or kind.cache().has(key)
-        if isinstance(mine, kind) and is_kept and _holds(mine, fingerprint, settings):
-            return Known(mine, str(kind.cache().path))
+        mine = self._in_memory(kind, key)
+        if mine.fact is not None and _holds(mine.fact, fingerprint, settings):
+            return mine
         if not kind.limit or not fingerprint.outlives_process(kind.parts):
             return Known()
-        known = self._on_disk(kind, key)
-        if not _may_use(known, fingerprint, settings):
-            known = Known(trouble=known.trouble)
+        own = self._on_disk(kind, key)
+        if not _may_use(own, fingerprint, settings):
+            own = Known(trouble=own.trouble)
+        if own.fact is not None and kind.outlives_reset:
+            self._remember(key, _Learnt(own.fact, is_on_disk=True))
         store = self._store(settings) if kind.is_shared else None
         if store is None:
-            return known
-        if known.fact is None:
-            shared = Known(_read(kind, store.name, store.get(key)), store.name)
-            if shared.fact is not None and _may_use(shared, fingerprint, settings):
-                kind.cache().put(key, shared.fact.model_dump(mode="json"))
-                return shared
-        elif self.fills_store and store.get(key) is None:
-            store.put(key, known.fact.model_dump_json(indent=1))
-        return Known(known.fact, known.source, store.trouble or known.trouble)
+            return own
+        if own.fact is not None:
+            if self.fills_store and store.get(key) is None:
+                store.put(key, own.fact.model_dump_json(indent=1))
+            return Known(own.fact, own.source, store.trouble or own.trouble)
+        shared = Known(_read(kind, store.name, store.get(key)), store.name)
+        if shared.fact is None or not _may_use(shared, fingerprint, settings):
+            return Known(trouble=store.trouble or own.trouble)
+        kind.cache().put(key, shared.fact.model_dump(mode="json"))
+        return shared
 
-    def learn(self, fact: Fact, fingerprint: Fingerprint, settings: Cache) -> str:
-        """Remember a fact. Return why it could not be kept beyond this process; else nothing."""
+    def learn(
+        self, fact: Fact, fingerprint: Fingerprint, settings: Cache, *, only_here: bool = False
+    ) -> str:
+        """Remember a fact.
+
+        Args:
+            fact: The fact.
+            fingerprint: What it is about.
+            settings: What may be kept, and which store machines share.
+            only_here: True keeps it in the memory of this process.
+
+        Returns:
+            Why it could not be kept beyond this process; empty if it could, or need not be.
+        """
         key = fingerprint.key(fact.parts)
         if key is None:
             return "nobody knows what the engines are"
-        with self._lock:
-            self._memory[fact.kind, key] = fact, False
-        if not fact.limit or not fingerprint.outlives_process(fact.parts):
+        self._remember(key, _Learnt(fact))
+        if only_here or not fact.limit or not fingerprint.outlives_process(fact.parts):
             return ""
         own = fact.cache()
-        is_kept = own.put(key, fact.model_dump(mode="json"))
-        with self._lock:
-            self._memory[fact.kind, key] = fact, is_kept
-        trouble = "" if is_kept else own.trouble
+        is_on_disk = own.put(key, fact.model_dump(mode="json"))
+        trouble = "" if is_on_disk else own.trouble
         store = self._store(settings) if fact.is_shared else None
-        if store is None:
-            return trouble
-        store.put(key, fact.model_dump_json(indent=1))
-        return store.trouble
+        if store is not None:
+            store.put(key, fact.model_dump_json(indent=1))
+            trouble = store.trouble
+        self._remember(key, _Learnt(fact, is_on_disk, trouble))
+        return trouble
 
     def forget(self, kind: type[Fact], fingerprint: Fingerprint) -> None:
         """Forget a fact that proved wrong. One in a shared store is left to be replaced."""
@@ -189,6 +215,23 @@ class Knowledge:
             self._memory.pop((kind.kind, key), None)
         if kind.limit:
             kind.cache().remove(key)
+
+    def _remember(self, key: str, learnt: _Learnt) -> None:
+        with self._lock:
+            self._memory[learnt.fact.kind, key] = learnt
+
+    def _in_memory(self, kind: type[F], key: str) -> Known[F]:
+        """Return what this process has learnt, unless it was removed from the disk since.
+
+        `composer cache clear` in another process does that.
+        """
+        mine = self._memory.get((kind.kind, key))
+        if mine is None or not isinstance(mine.fact, kind):
+            return Known()
+        if not mine.is_on_disk:
+            return Known(mine.fact, "the memory of this process", mine.trouble)
+        own = kind.cache()
+        return Known(mine.fact, str(own.path), mine.trouble) if own.has(key) else Known()
 
     def _store(self, settings: Cache) -> SharedStore | None:
         if not settings.store:
@@ -215,6 +258,8 @@ def _may_use(known: Known[F], fingerprint: Fingerprint, settings: Cache) -> bool
 
 
 def _holds(fact: Fact, fingerprint: Fingerprint, settings: Cache) -> bool:
+    if math.isinf(fact.days(settings)):
+        return fact.fits(fingerprint)  # a clock that was set back changes nothing
     days = fact.age / _DAY
     return -_SKEW < days <= fact.days(settings) and fact.fits(fingerprint)
 
@@ -224,7 +269,9 @@ def _read(kind: type[F], source: str, text: str | None) -> F | None:
     if text is None:
         return None
     try:
-        return kind.model_validate_json(text)
+        fact = kind.model_validate_json(text)
+        # The defaults are those of a fact that is learnt now.
+        return fact if fact.model_fields_set >= _OF_LEARNING else None
     except ValidationError as error:
         first = error.errors()[0]
         message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

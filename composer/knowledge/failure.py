@@ -38,7 +38,7 @@ class Failure(Fact):
     kind: ClassVar[str] = "failures"
     noun: ClassVar[str] = "failure"
     parts: ClassVar[tuple[str, ...]] = (
-        *("graph", "engine", "options", "precision", "limits", "terms"),
+        *("graph", "engine", "options", "precision", "limits", "build"),
         *("machine", "versions"),
     )
     limit: ClassVar[int] = 16 << 20

@@ -17,6 +17,7 @@ import torch
 from composer import _torch
 from composer.backends.base import Backend
 from composer.errors import Refusal, error_line
+from composer.graphs.keys import without_address
 from composer.passes.function import qualified_name
 from composer.records import GraphRequest
 from composer.system import control_flow, distribution, hardware
@@ -36,6 +37,7 @@ class CandidateParts:
         options: The options of the candidate, as text.
         precision: The precision; empty if the policy asks for none.
         limits: The limits of its build, as text.
+        build: The other settings of its build, as text.
         terms: The fields of the policy that decide if it is accepted or wins, as text.
     """
 
@@ -45,12 +47,13 @@ class CandidateParts:
     options: str
     precision: str
     limits: str
+    build: str
     terms: str
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """All that a fact about candidates for a graph may depend on. Made once for an attempt.
+    """All that a fact about candidates for a graph may depend on.
 
     A part is computed when a fact needs it, since an engine's identity takes a moment.
 
@@ -74,8 +77,8 @@ class Fingerprint:
 
     @property
     def candidate(self) -> list[str]:
-        """The candidates by name and, for an object, by its address in this process."""
-        return [_place(each) for each in self.candidates]
+        """The candidates by name and options, with the addresses of objects in this process."""
+        return [f"{_name_here(each)} {each.options}" for each in self.candidates]
 
     @functools.cached_property
     def engine(self) -> list[list[str]] | None:
@@ -90,7 +93,7 @@ class Fingerprint:
         ]
 
     @property
-    def kind(self) -> list[str]:
+    def identity(self) -> list[str]:
         """The engines, by identity alone. One without identity is known by its class."""
         named = zip(self.candidates, self._identities, strict=True)
         return [own or qualified_name(type(each.backend)) for each, own in named]
@@ -102,7 +105,7 @@ class Fingerprint:
     @property
     def options(self) -> list[Any]:
         """The mode of ``torch.compile``, and the options of the candidates."""
-        return [self.request.mode, *(each.options for each in self.candidates)]
+        return [self.request.mode, *(without_address(each.options) for each in self.candidates)]
 
     @property
     def precision(self) -> list[str]:
@@ -113,6 +116,11 @@ class Fingerprint:
     def limits(self) -> list[str]:
         """The limits of each candidate's build."""
         return [each.limits for each in self.candidates]
+
+    @property
+    def build(self) -> list[str]:
+        """The other settings of each candidate's build: ``freeze`` and ``min_coverage``."""
+        return [each.build for each in self.candidates]
 
     @property
     def terms(self) -> list[str]:
@@ -152,10 +160,10 @@ class Fingerprint:
         """Return True if these parts mean the same in every process."""
         if "candidate" in parts:
             return False
-        return "kind" not in parts or all(self._identities)
+        return "identity" not in parts or all(self._identities)
 
 
-def _place(each: CandidateParts) -> str:
+def _name_here(each: CandidateParts) -> str:
     """Return the name of a candidate in this process."""
     if isinstance(each.held, str):
         return each.name
@@ -176,5 +184,5 @@ def _identity(each: CandidateParts) -> str:
     except Exception as error:  # noqa: BLE001  # an engine's fault is told of, and nothing is kept
         control_flow.pass_on(error)
         why = error_line(error)
-        warn_of(f"no verdict is kept, since nobody knows what the engines are: {why}")
+        warn_of(f"nothing is kept, since nobody knows what the engines are: {why}")
         return ""

@@ -129,7 +129,7 @@ class Verdict(Fact):
     kind: ClassVar[str] = "verdicts"
     noun: ClassVar[str] = "verdict"
     parts: ClassVar[tuple[str, ...]] = (
-        *("graph", "engine", "options", "precision", "terms"),
+        *("graph", "engine", "options", "precision", "build", "terms"),
         *("machine", "settings", "versions"),
     )
     limit: ClassVar[int] = 32 << 20

@@ -204,13 +204,15 @@ class Policy(Hinting):
     def terms(self, candidate: Candidate) -> str:
         """Return a text of the settings that decide if a candidate is accepted or wins.
 
-        Its options and the limits of its build are not among them.
+        Its options, and the settings and limits of its build, are not among them.
         """
         select = self.select.model_copy(update=_NOT_IN_KEY)
         verify = self.verify.model_copy(update={"every": Verify().every})
         parts = (
-            *(candidate.when, candidate.min_coverage or self.min_coverage, self.freeze),
-            *(select, verify, self.precision),
+            candidate.when,
+            "" if select.by == "first" else select,
+            "" if verify.when == "off" else verify,
+            "" if self.precision.mode == "fp32" else self.precision,
         )
         return " ".join(map(str, parts))
 

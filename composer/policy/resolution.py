@@ -54,7 +54,7 @@ class Resolved:
         entries: The candidates of its chain, each with its engine and its limits.
         shared: The passes that it lists.
         cache: The settings of what is kept on disk.
-        distributed: The settings of the agreement between ranks.
+        distributed: The settings of the leader's decision among ranks.
         layers: The names of the layers that set a field, in order.
         origins: For each field that was set, the layer that set it last.
         names_chain: True if the user wrote the chain. False for the default or ``auto``.

@@ -33,13 +33,14 @@ def warn_once(
     subject = type(warning), about or str(warning)
     if subject in _given:
         return
+    _given.add(subject)
     log.warning("%s", warning, exc_info=cause)
     try:
         warnings.warn(warning, stacklevel=_users_stacklevel())
     except type(warning):
         if may_raise:
+            _given.discard(subject)
             raise
-    _given.add(subject)
 
 
 def forget_warnings() -> None:

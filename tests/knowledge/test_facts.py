@@ -70,6 +70,7 @@ def made(candidate: dict[str, Any] | None = None, graph: dict[str, Any] | None =
         options="[]",
         precision="",
         limits="120 s",
+        build="auto 0.5",
         terms="0.5",
     )
     asked = dataclasses.replace(request(), **(graph or {}))
@@ -102,12 +103,17 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mode": ({}, {"mode": "max-autotune"}),
     "precision": ({"precision": "bf16"}, {}),
     "limits": ({"limits": "121 s"}, {}),
+    "build": ({"build": "auto 0.0"}, {}),
     "terms": ({"terms": "0.6"}, {}),
     "device": ({}, {"device": "meta"}),
 }
 """Changes of one part each."""
 
-DEPENDS = {"mode": {"options"}, "engine": {"engine", "kind"}}
+DEPENDS = {
+    "mode": {"options"},
+    "engine": {"engine", "identity"},
+    "options": {"options", "candidate"},
+}
 """The parts that a change concerns, where its name is none of them."""
 
 

@@ -537,6 +537,15 @@ def test_elements_of_each_weight_take_turns(number) -> None:
     assert all(found.show_a_write() for _ in range(number))
 
 
+@pytest.mark.parametrize("number", [1, 2, 4, 7, 200])
+def test_each_element_has_its_turn(number: int) -> None:
+    """A write to the second half of one weight is found as well."""
+    weights = {i: torch.nn.Parameter(torch.ones(64)) for i in range(number)}
+    found = samples.Samples(weights)
+    weights[0].data[32:] *= 2
+    assert any(found.show_a_write() for _ in range(8 * number))
+
+
 def test_an_element_that_a_factor_changes_is_chosen() -> None:
     """A zero stays zero in a weight that is scaled."""
     weight = torch.nn.Parameter(torch.zeros(800))

@@ -98,12 +98,14 @@ def _spread(words: memoryview) -> list[_Element]:
 
 
 def _turns(weights: list[list[_Element]]) -> list[tuple[_Element, ...]]:
-    """Return which elements are compared at each call, for as many calls as there are weights."""
+    """Return which elements are compared at each call, until each has had its turn."""
     number = len(weights)
     turns = []
-    for first in range(number):
-        chosen = [weights[(first + number * part // _AT_ONCE) % number] for part in range(_AT_ONCE)]
-        turns.append(tuple(each[(first + i) % len(each)] for i, each in enumerate(chosen)))
+    for lap in range(_ELEMENTS):
+        for first in range(number):
+            places = [(first + number * part // _AT_ONCE) % number for part in range(_AT_ONCE)]
+            chosen = [weights[place] for place in places]
+            turns.append(tuple(each[(lap + i) % len(each)] for i, each in enumerate(chosen)))
     return turns or [()]
 
 
