@@ -1085,3 +1085,40 @@ def test_engine_that_cannot_take_the_nan_that_it_claims_to_keep_is_refused(
     x = torch.randn(3, 4)
     assert torch.equal(compiled(torch.relu, engine, verify="compile")(x), x.relu())
     assert last().attempts[0].reason == reason
+
+
+NANS_IN_A_GRID = """
+import torch
+from composer.build import current_build
+
+def engine(gm, inputs):
+    current_build().facts.keeps_nan = True
+    return lambda *args: [each * 1 for each in gm.forward(*args)]
+
+def sampled(x, grid):
+    return torch.nn.functional.grid_sample(x, grid, padding_mode="border")
+
+x, grid = torch.rand(2, 3, 5, 20, requires_grad=True), torch.rand(2, 13, 10, 2)
+"""
+VERIFIED = """
+options = {"chain": [engine], "verify": "compile"}
+grid.requires_grad_()
+torch.compile(sampled, backend="composer", options=options)(x, grid).sum().backward()
+"""
+BACKWARD_OF_TORCH = """
+grid[0, 0, 0, 0] = torch.nan
+grid.requires_grad_()
+sampled(x, grid).sum().backward()
+"""
+
+
+def test_no_backward_meets_the_nan(run_python) -> None:
+    """Torch's own of grid_sample would end the process, of a program that has no NaN at all."""
+    done = run_python(NANS_IN_A_GRID + VERIFIED)
+    assert done.returncode == 0, done.stderr
+
+
+@upstream
+def test_a_backward_of_torch_ends_the_process_at_a_nan(run_python) -> None:
+    """Gradients may be compared on inputs with a NaN when it does not (torch 2.13 does)."""
+    assert run_python(NANS_IN_A_GRID + BACKWARD_OF_TORCH).returncode < 0
