@@ -3,7 +3,7 @@
 ``p.data += d`` changes neither identity nor address nor version. An average of weights (EMA) is
 kept so, peft merges an adapter so, and programs swap in averaged weights so. Such a write is dense,
 and mostly to many weights at once. So each call compares one element of each of four weights, which
-takes 0.2 us, and the next call compares those of four others. A write to every weight is found at
+takes 0.3 us, and the next call compares those of four others. A write to every weight is found at
 the call that follows it, a write to one of 200 within 50 calls. Composer misses a write to few
 elements. So a program that writes this way should still call :func:`composer.refresh`, and a
 warning says so.
