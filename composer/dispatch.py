@@ -186,7 +186,6 @@ def _walk(
         return walk.walk(
             case.request,
             entries,
-            resolved.shared,
             eager,
             benchmark=None if postponed else select.Benchmark.of(resolved.policy, resolved.cache),
             strict=resolved.policy.strict,

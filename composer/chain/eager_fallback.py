@@ -31,7 +31,7 @@ class EagerFallback:
 
     def __init__(self, request: GraphRequest, shared: SharedPasses) -> None:
         self._graph = capture.without_tensors(request)
-        self._shared = shared
+        self.shared = shared
         self.passes: tuple[PassRecord, ...] = ()
         self._run: Callable[..., Any] | None = None
         if not shared.late:
@@ -59,7 +59,7 @@ class EagerFallback:
         If it has to be compiled, this is a compile, with these example inputs.
         """
         if self._run is None:
-            self._run, self.passes = make_fallback(request, self._shared)
+            self._run, self.passes = make_fallback(request, self.shared)
         return self._run, self.passes
 
     def adopt(self, run: Callable[..., Any]) -> None:

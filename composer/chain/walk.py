@@ -16,7 +16,6 @@ from composer.chain.select import choice, remembered
 from composer.errors import CandidateError, ChainExhausted
 from composer.knowledge.facts import Known
 from composer.knowledge.verdict import Verdict
-from composer.passes.resolve import SharedPasses
 from composer.passes.within_aotautograd import LatePasses
 from composer.records import Attempt, GraphRequest, Outcome, Status
 from composer.system.memory import free_memory
@@ -27,7 +26,6 @@ E = TypeVar("E", bound=BaseException)
 def walk(
     request: GraphRequest,
     entries: Sequence[ChainEntry],
-    shared: SharedPasses,
     eager: EagerFallback,
     benchmark: select.Benchmark | None = None,
     *,
@@ -46,8 +44,7 @@ def walk(
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
         entries: The chain.
-        shared: The passes of the later stages, which every candidate and the eager fallback run.
-        eager: The eager fallback.
+        eager: The eager fallback. Every candidate runs the same passes of the later stages.
         benchmark: How to find the fastest; ``None`` takes the first that is accepted.
         strict: End the walk at the first candidate that is not accepted.
         among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
@@ -82,7 +79,7 @@ def walk(
     ends: dict[int, choice.Tried] = {}
     for place in _in_order(entries, verdict):
         entry = entries[place]
-        passes = LatePasses(shared, entry.candidate.name)
+        passes = LatePasses(eager.shared, entry.candidate.name)
         with session.current().progress.step(request, entry.candidate.name):
             tried = try_candidate(
                 request,

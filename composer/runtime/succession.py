@@ -255,7 +255,6 @@ class Succession:
             outcome = walk.walk(
                 request,
                 entries,
-                self._resolved.shared,
                 self.eager,
                 benchmark,
                 strict=False,

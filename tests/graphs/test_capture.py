@@ -415,7 +415,7 @@ def test_ranks_know_a_graph_by_a_key_without_the_numbers_of_their_devices(
 
     def keys(*devices: Any) -> Any:
         gm = torch.fx.symbolic_trace(lambda x: tuple(x.to(each) for each in devices))
-        request = with_key(capture.read_request(gm, [torch.ones(2)]), None, "")
+        request = with_key(capture.read_request(gm, [torch.ones(2)]), None, "", "")
         return request.graph_key, request.key_among_ranks
 
     assert keys("cuda:1")[1] == ""
