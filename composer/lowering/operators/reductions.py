@@ -150,10 +150,8 @@ def cascade(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False) 
     places = sorted(all_dims(x, dims))
     if not is_long(count_of(x, dims)) or _may_belong_to_norm(x, places, keepdim):
         return NotImplemented
-    # The last dimensions come first, since engines sum rows fastest, and dynamic sizes come last,
-    # since splitting one of them copies what is left.
-    by_rows = reversed(_runs(places))
-    runs = sorted(by_rows, key=lambda run: not are_known(x.shape[run[0] : run[-1] + 1]))
+    # The dynamic sizes come last, since splitting one of them copies what is left.
+    runs = sorted(_runs(places), key=lambda run: not are_known(x.shape[run[0] : run[-1] + 1]))
     for first, *others in runs:
         x = _sum_along(x.flatten(first, first + len(others)), first)
         for _ in others:
@@ -216,7 +214,7 @@ def _sum_along_symbol(x: torch.Tensor, dim: int) -> torch.Tensor:
     for _ in range(_STAGES):
         whole = lengths[0]
         parts = whole // _AT_ONCE + 1
-        lengths[:1] = [parts, (whole - 1) // parts + 1]
+        lengths[:1] = [parts, (whole + parts - 1) // parts]
     behind = [0, math.prod(lengths) - size]
     padded = aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + behind)
     x = padded.reshape(*x.shape[:dim], *lengths, *x.shape[dim + 1 :])
