@@ -42,6 +42,7 @@ from composer import _torch
 from composer.backends import onnxrt
 from composer.build import Artefacts, BuildTerms, building
 from composer.lowering.export import onnx as lowering
+from composer.lowering.loaded import BoundRegion
 
 SHAPES = {"1 in, 1 out": (1, 1, 0), "8 in, 1 out": (8, 1, 0), "1 in, 8 out": (1, 8, 0)}
 SHAPES |= {"1 in, 1 out, 200 weights": (1, 1, 200)}
@@ -80,7 +81,7 @@ def call_costs(rounds: int, calls: int) -> dict[str, dict[str, Any]]:
         args = [torch.rand(64) for _ in range(inputs)]
         module = Sums(outputs, weights)
         engine, given = captured_engine(module, args)
-        ours = functools.partial(engine, *given)
+        ours = functools.partial(engine, *given.values())
         variants = {"alone": bound_beforehand(engine, given), "ours": ours}
         taken = measure(variants, rounds, calls=calls)
         pairs = zip(taken["ours"].milliseconds, taken["alone"].milliseconds, strict=True)
@@ -93,41 +94,42 @@ def call_costs(rounds: int, calls: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def captured_engine(module: torch.nn.Module, args: list[torch.Tensor]) -> tuple[Any, list[Any]]:
-    """The engine of a compiled module, and the arguments of its last call."""
-    seen: list[tuple[Any, list[Any]]] = []
-    original = onnxrt.engine.OnnxRuntimeEngine.__call__
+def captured_engine(
+    module: torch.nn.Module, args: list[torch.Tensor]
+) -> tuple[BoundRegion, dict[str, Any]]:
+    """The region of a compiled module, and the arguments of its last call by the model's names."""
+    seen: list[tuple[BoundRegion, dict[str, Any]]] = []
+    names: list[tuple[str, ...]] = []
+    load = onnxrt.load
+    original = BoundRegion.__call__
 
     def spy(engine: Any, *given: Any) -> list[Any]:
-        seen.append((engine, list(given)))
+        seen.append((engine, dict(zip(names[-1], given, strict=False))))
         return original(engine, *given)
 
+    def named(region: Any, *more: Any) -> Any:
+        names.append(region.graph.inputs)
+        return load(region, *more)
+
     torch.compiler.reset()
-    with mock.patch.object(onnxrt.engine.OnnxRuntimeEngine, "__call__", spy):
+    with mock.patch.object(BoundRegion, "__call__", spy), mock.patch.object(onnxrt, "load", named):
         torch.compile(module, backend="onnxrt")(*args)
     return seen[-1]
 
 
-def bound_beforehand(engine: Any, given: list[Any]) -> Callable[[], None]:
+def bound_beforehand(engine: BoundRegion, given: dict[str, Any]) -> Callable[[], None]:
     """The session's own run: nothing to allocate, bind or check."""
-    session = engine.bounds[0].session
+    session, *_ = engine.bounds[0].keeps
     binding = session.io_binding()
-    results = engine(*given)
-    for value, position in zip(session.get_inputs(), fed_positions(engine), strict=True):
-        tensor = given[position]
+    results = engine(*given.values())
+    for value in session.get_inputs():
+        tensor = given[value.name]
         binding.bind_input(value.name, "cpu", 0, 1, tuple(tensor.shape), tensor.data_ptr())
     for value, tensor in zip(session.get_outputs(), results, strict=True):
         binding.bind_output(value.name, "cpu", 0, 1, tuple(tensor.shape), tensor.data_ptr())
     run, inner = session._sess.run_with_iobinding, binding._iobinding
     kept = (results, binding)
     return lambda kept=kept: run(inner, None)
-
-
-def fed_positions(engine: Any) -> list[int]:
-    """Positions among the arguments of what the session asks for, in the session's order."""
-    (bound,) = engine.bounds
-    position = {engine.graph.inputs[at]: at for at in bound.fed}
-    return [position[value.name] for value in bound.session.get_inputs()]
 
 
 def spinning_costs(rounds: int) -> dict[str, dict[str, Any]]:
@@ -224,7 +226,7 @@ def counting_translation() -> Iterator[dict[str, Any]]:
         counted["seconds"] += time.perf_counter() - began
         return made
 
-    partition = importlib.import_module("composer.backends.onnxrt.partition")
+    partition = importlib.import_module("composer.lowering.partition.by_trial")
     with mock.patch.object(partition, "to_onnx", timed):
         yield counted
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import zoo
@@ -21,16 +23,26 @@ from rich.console import Console
 from rich.table import Table
 from timing import machine, write_json
 
-from composer.backends.tensorrt.engine import dtypes_of, in_host_memory
+from composer.backends import tensorrt
 from composer.backends.tensorrt.library import Library, load_library
+from composer.backends.tensorrt.loading import in_host_memory
 from composer.backends.tensorrt.network import parse
-from composer.backends.tensorrt.partition import Partition, partition
 from composer.backends.tensorrt.plan import Recipe, Target, build_plan
-from composer.backends.tensorrt.profiles import profile_of, ranges_of
+from composer.backends.tensorrt.profiles import profile_of
 from composer.backends.tensorrt.settings import Settings
-from composer.build import BuildTerms
 from composer.lowering.aot import FunctionalGraph, compile_functional
-from composer.lowering.export.plain import shapes_with_symbols
+from composer.lowering.engine import OnnxBuild
+from composer.lowering.loaded import Loaded
+from composer.lowering.partition.by_trial import Partition, partition_by_trial
+
+
+class Reading(tensorrt.TensorRTEngine):
+    """Reads models, and builds no plan."""
+
+    def load(self, *_: Any) -> Loaded:
+        """Return a region that cannot run."""
+        return Loaded(run=lambda args: [])
+
 
 COLUMNS = ("coverage", "regions", "nodes", "translate_s", "parse_s", "build_s", "plan_mib")
 
@@ -44,7 +56,10 @@ def measured(
 
     def build(graph: FunctionalGraph) -> Any:
         began = time.perf_counter()
-        pieces = partition(graph, library, settings, BuildTerms())
+        terms = OnnxBuild(settings=settings, device=torch.device("cpu"))
+        place = SimpleNamespace(target=target)
+        with mock.patch.object(tensorrt, "CudaPlace", return_value=place):
+            pieces = partition_by_trial(graph, Reading(), terms)
         row["translate_s"] = time.perf_counter() - began
         row["coverage"] = pieces.parts.taken / pieces.parts.total
         row["regions"] = len(pieces.parts.regions)
@@ -68,18 +83,16 @@ def built(
     """Parse and build every region; seconds, nodes and MiB are sums."""
     sums = {"nodes": 0, "parse_s": 0.0, "build_s": 0.0, "plan_mib": 0.0}
     for name, region in pieces.parts.regions.items():
-        plain = pieces.models[name]
-        weights = in_host_memory(plain.graph.inputs, region.weights | region.constants)
-        shapes = shapes_with_symbols(plain.graph, region.gm)
-        profiles = [profile_of(shapes, each) for each in ranges_of(shapes, settings.profiles)]
-        dtypes = dtypes_of(plain, region)
-        recipe = Recipe(plain.graph, weights, dtypes, tuple(profiles), settings, False, target)
+        read = pieces.models[name].read
+        weights = in_host_memory(read.graph.inputs, region.weights | region.constants)
+        profiles = tuple(profile_of(read.shapes, each) for each in read.ranges)
+        recipe = Recipe(read.graph, weights, read.dtypes, profiles, settings, False, target)
         began = time.perf_counter()
         with library.busy, library.log.recording() as lines:
-            parse(library, plain.graph, weights, lines)
+            parse(library, read.graph, weights, lines)
         parsed = time.perf_counter()
         plan = build_plan(library, recipe)
-        sums["nodes"] += len(plain.graph.model.graph.node)
+        sums["nodes"] += len(read.graph.model.graph.node)
         sums["parse_s"] += parsed - began
         sums["build_s"] += time.perf_counter() - parsed - (parsed - began)
         sums["plan_mib"] += len(plan) / 2**20

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from composer import _torch
-from composer.backends.base import Backend
+from composer.backends.base import Backend, is_installed
 from composer.backends.dynamo import CallableBackend, NamedBackend
 from composer.errors import ComposerError, Refusal, UnknownNameError, import_failure
 from composer.policy import DYNAMO, names_code
@@ -22,15 +22,18 @@ from composer.system import control_flow
 BACKENDS: Registry[Any] = Registry(
     "backend",
     {
-        "tensorrt": "composer.backends.tensorrt:TensorRTBackend",
+        "tensorrt": "composer.backends.tensorrt:TensorRTEngine",
         "inductor": "composer.backends.inductor:InductorBackend",
-        "onnxrt": "composer.backends.onnxrt:OnnxRuntimeBackend",
-        "openvino": "composer.backends.openvino:OpenVinoBackend",
+        "onnxrt": "composer.backends.onnxrt:OnnxRuntimeEngine",
+        "openvino": "composer.backends.openvino:OpenVinoEngine",
         "eager": "composer.backends.eager:EagerBackend",
     },
     group="composer.backends",
 )
 
+
+_FOREIGN = {"tensorrt": ("torch_tensorrt", "composer.backends.torch_tensorrt:TorchTensorRTBackend")}
+"""Packages that serve under the name of an engine of composer's if they are installed."""
 
 ENGINES = ("tensorrt", "openvino", "onnxrt", "inductor")
 """Composer's own engines, in the order in which ``chain = "auto"`` tries them."""
@@ -162,7 +165,10 @@ def _given_by_program(name: str) -> Backend | None:
 
 def _registered(name: str) -> Backend:
     """A backend of composer or of another package. If its import fails, its probe refuses."""
+    package, path = _FOREIGN.get(name, ("", ""))
     try:
+        if package and is_installed(package):
+            return _as_backend(pkgutil.resolve_name(path))
         return _as_backend(BACKENDS.get(name))
     except ComposerError:  # for the user, such as a name that two packages have
         raise

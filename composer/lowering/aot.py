@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 import torch.fx
@@ -20,6 +20,7 @@ from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import are_static, value_of
 from composer.lowering.decompositions import decompositions
 from composer.lowering.devices import devices_of
+from composer.lowering.export.vocabulary import vocabulary
 from composer.lowering.operators.entry import Operators
 from composer.lowering.weights import samples
 from composer.lowering.weights.statistics import (
@@ -34,8 +35,6 @@ from composer.passes.within_aotautograd import LatePasses
 from composer.records import Reason, Stage, Status
 
 _CPU = torch.device("cpu")
-
-DynamoBackend = TypeVar("DynamoBackend", bound=Callable[..., Callable[..., Any]])
 
 Expected = tuple[tuple[int | None, ...], torch.dtype]
 """The sizes and the dtype of an output. A size is ``None`` where torch knows no value of it."""
@@ -90,41 +89,6 @@ class FunctionalGraph:
 GraphBuilder = Callable[[FunctionalGraph], Callable[..., Any]]
 
 
-def as_dynamo_backend(backend: DynamoBackend) -> DynamoBackend:
-    """Adapt a backend to graphs and arguments that AOTAutograd and engines do not take.
-
-    This is for callers other than composer. A graph that Dynamo did not capture may return a tensor
-    or a dict; the compiled graph then returns the same. Numbers that the program draws are passed
-    in another dtype than they were captured in; they are converted.
-    """
-
-    @functools.wraps(backend)
-    def compile_graph(
-        gm: torch.fx.GraphModule,
-        example_inputs: Sequence[Any],
-        *,
-        name: str | None = None,
-        **options: Any,
-    ) -> Callable[..., Any]:
-        del name  # the region's name, passed from torch 2.15 on; these engines do not use it
-        _torch.symbols.learn_sizes(gm, example_inputs)
-        flat, restore = clones.flat_outputs(gm)
-        adapt = clones.with_captured_dtypes(gm, example_inputs)
-        compiled = backend(flat, example_inputs, **options)
-        compiled = _torch.minifier.for_minifier(compiled, flat)
-        if adapt is restore is None:
-            return compiled
-
-        def run(*args: Any) -> Any:
-            adapted = args if adapt is None else adapt(args)
-            outputs = compiled(*adapted)
-            return outputs if restore is None else restore(outputs)
-
-        return run
-
-    return cast(DynamoBackend, compile_graph)
-
-
 def compile_functional(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -149,6 +113,7 @@ def compile_functional(
         Refusal: ``declined``, for inputs and outputs that are not plain dense tensors.
     """
     terms = terms or BuildTerms()
+    vocabulary().learn(terms.artefacts)
     decline_special_tensors(example_inputs)
     _decline_complex_outputs(gm)
     captured = _Captured(

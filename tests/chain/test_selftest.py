@@ -76,7 +76,7 @@ def test_engine_that_does_not_work_is_refused_with_one_reason(
     tried: list[str], another_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message has the versions, the error and the command that tries again."""
-    monkeypatch.setattr(onnxrt.engine, "make_session", fails)
+    monkeypatch.setattr(onnxrt.loading, "make_session", fails)
     for function in (torch.relu, torch.sin):
         attempt = attempt_of("onnxrt", function)
         assert (attempt.status, attempt.reason) == ("unavailable", "engine_incompatible")
@@ -99,7 +99,7 @@ def test_other_versions_are_tried_anew(
     if version == "torch":
         monkeypatch.setattr(torch, "__version__", "2.99.0")
     else:
-        monkeypatch.setattr(onnxrt.OnnxRuntimeBackend, "identity", lambda self: "another release")
+        monkeypatch.setattr(onnxrt.OnnxRuntimeEngine, "identity", lambda self: "another release")
     attempt_of("onnxrt")
     assert tried == ["onnxrt", "onnxrt"]
 
@@ -122,7 +122,7 @@ def test_limit_of_a_candidate_does_not_hide_an_engine_that_does_not_work(
     monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
 ) -> None:
     """The small graphs are tried even if the candidate is for other graphs only."""
-    monkeypatch.setattr(onnxrt.engine, "make_session", fails)
+    monkeypatch.setattr(onnxrt.loading, "make_session", fails)
     for_relu = {"backend": "onnxrt", "when": {"model": "*relu*"}}
     torch.compiler.reset()
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_lack_of_memory_says_nothing_of_the_versions(
         raise MemoryError("no room")
 
     with monkeypatch.context() as for_a_moment:
-        for_a_moment.setattr(onnxrt.engine, "make_session", lacks)
+        for_a_moment.setattr(onnxrt.loading, "make_session", lacks)
         assert attempt_of("onnxrt").reason == "out_of_memory"
     another_process()
     assert attempt_of("onnxrt", torch.sin).status == "succeeded"
@@ -150,7 +150,7 @@ def test_doctor_replaces_the_outcome_that_is_kept(
 ) -> None:
     """An engine that was mended in place, with the same version, is used again."""
     with monkeypatch.context() as broken:
-        broken.setattr(onnxrt.engine, "make_session", fails)
+        broken.setattr(onnxrt.loading, "make_session", fails)
         attempt_of("onnxrt")
     another_process()
     assert attempt_of("onnxrt").reason == "engine_incompatible"

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from composer import _torch
-from composer.backends.onnxrt.engine import OnnxRuntimeEngine
+from composer.lowering.loaded import BoundRegion
 
 pytestmark = pytest.mark.slow
 
@@ -66,16 +66,16 @@ OTHERWISE = {"dropout of all", "alpha dropout"}
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[OnnxRuntimeEngine]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[BoundRegion]:
     """Which engines were called, in order."""
-    called: list[OnnxRuntimeEngine] = []
-    original = OnnxRuntimeEngine.__call__
+    called: list[BoundRegion] = []
+    original = BoundRegion.__call__
 
-    def call(engine: OnnxRuntimeEngine, *args: object) -> list[object]:
+    def call(engine: BoundRegion, *args: object) -> list[object]:
         called.append(engine)
         return original(engine, *args)
 
-    monkeypatch.setattr(OnnxRuntimeEngine, "__call__", call)
+    monkeypatch.setattr(BoundRegion, "__call__", call)
     return called
 
 

@@ -41,7 +41,7 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return made
 
     # The package has a function of the same name.
-    partition = importlib.import_module("composer.backends.onnxrt.partition")
+    partition = importlib.import_module("composer.lowering.partition.by_trial")
     monkeypatch.setattr(partition, "to_onnx", counting)
     return count
 

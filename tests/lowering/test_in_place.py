@@ -8,9 +8,9 @@ import pytest
 import torch
 from common import compiled, last, needs_torch
 
-from composer.backends.onnxrt.engine import OnnxRuntimeEngine
 from composer.graphs import sharing
 from composer.lowering import in_place
+from composer.lowering.loaded import BoundRegion
 
 pytestmark = pytest.mark.slow
 
@@ -515,7 +515,7 @@ def test_two_caches_and_what_is_between() -> None:
 
 def test_an_engine_that_fails_behind_a_write_is_answered_for(monkeypatch) -> None:
     """The floor writes to the same places, and what it reads is not what was written."""
-    call, fails = OnnxRuntimeEngine.__call__, [False]
+    call, fails = BoundRegion.__call__, [False]
 
     def calls(self, *args):
         if fails[0] and any(isinstance(each, torch.Tensor) and each.dim() == 4 for each in args):
@@ -526,7 +526,7 @@ def test_an_engine_that_fails_behind_a_write_is_answered_for(monkeypatch) -> Non
         cache[:, :, at] = new.view(-1).sin().view(1, 2, 1, 64)
         return (cache * 2).sum(-1)
 
-    monkeypatch.setattr(OnnxRuntimeEngine, "__call__", calls)
+    monkeypatch.setattr(BoundRegion, "__call__", calls)
     run, mine = compiled(step, "onnxrt"), torch.randn(1, 2, 512, 64)
     eagers = mine.clone()
     for at in (5, 9, 7):

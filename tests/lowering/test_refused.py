@@ -11,12 +11,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from common import compiled, last
 
-from composer.errors import Refusal, refuse
+from composer.backends import onnxrt
+from composer.errors import Refusal
+from composer.lowering.engine import ModelRefused
 from composer.records import Reason, Status
 
 pytestmark = pytest.mark.slow
 
-PARTITION: Any = importlib.import_module("composer.backends.onnxrt.partition")
+PARTITION: Any = importlib.import_module("composer.lowering.partition.by_trial")
 
 INTS = torch.arange(-6, 6, dtype=torch.int32).reshape(1, 3, 4)
 BOOLS = INTS % 3 == 0
@@ -149,15 +151,15 @@ def test_a_refused_call_in_training_stays_torchs() -> None:
 def test_a_region_refused_for_no_call_of_its_own_keeps_its_reason(monkeypatch) -> None:
     """Every call is taken by itself: there is nothing to leave out, and nothing is tried again."""
     asked: list[int] = []
-    original = PARTITION.make_engine
+    original = onnxrt.load
 
-    def together(graph: Any, region: Any, *args: Any) -> Any:
-        asked.append(len(graph.model.graph.node))
+    def together(region: Any, *args: Any) -> Any:
+        asked.append(len(region.graph.model.graph.node))
         if asked[-1] > 1:
-            refuse(Status.FAILED, Reason.BUILD_FAILED, "not these two together")
-        return original(graph, region, *args)
+            raise ModelRefused(Status.FAILED, Reason.BUILD_FAILED, "not these two together")
+        return original(region, *args)
 
-    monkeypatch.setattr(PARTITION, "make_engine", together)
+    monkeypatch.setattr(onnxrt, "load", together)
     with torch.no_grad():
         compiled(lambda x: torch.relu(x @ x), "onnxrt")(torch.randn(3, 3))
     (attempt,) = last().attempts
@@ -173,7 +175,7 @@ def test_what_is_no_calls_fault_is_not_asked_call_by_call(monkeypatch) -> None:
         asked.append(1)
         raise Refusal(Status.FAILED, Reason.WRONG_PROVIDER, "not here")
 
-    monkeypatch.setattr(PARTITION, "make_engine", missing)
+    monkeypatch.setattr(onnxrt, "load", missing)
     with torch.no_grad():
         compiled(lambda x: torch.relu(x @ x), "onnxrt")(torch.randn(3, 3))
     assert last().attempts[0].reason == "wrong_provider"

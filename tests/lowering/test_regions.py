@@ -331,7 +331,7 @@ def test_parts_of_one_tensor_train() -> None:
 def test_regions_that_differ_in_what_a_size_is_of_are_not_one_model(monkeypatch) -> None:
     """Two parts are equal but for which symbol the number that they divide by is."""
     models = []
-    partition = sys.modules["composer.backends.onnxrt.partition"]
+    partition = sys.modules["composer.lowering.partition.by_trial"]
     made = partition.to_onnx
     monkeypatch.setattr(
         partition, "to_onnx", lambda *args: models.append(made(*args)) or models[-1]

@@ -25,8 +25,10 @@ from common import compiled, fault_of, last, needs_torch, upstream
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from composer.backends import onnxrt
 from composer.backends.onnxrt.dialect import dialect, sum_of_integers
 from composer.lowering.export import onnx
+from composer.lowering.loaded import BoundRegion
 from composer.lowering.operators import operators
 from composer.lowering.operators.entry import Operators
 from composer.lowering.operators.translations import translator_with
@@ -1103,8 +1105,7 @@ def test_onnx_still_counts_indices_from_the_end(name: str, monkeypatch) -> None:
 @upstream
 def test_onnx_runtime_still_loses_the_tails_of_sigmoids(monkeypatch) -> None:
     """They are written out for it; ``tails`` can go when it does not."""
-    partition = sys.modules["composer.backends.onnxrt.partition"]
-    monkeypatch.setattr(partition, "keep_tails", lambda gm: None)
+    monkeypatch.setattr(onnxrt, "keep_tails", lambda gm: None)
     with pytest.raises(AssertionError):
         same_as_eager(*TAKEN["a logarithm of a sigmoid"])
 
@@ -1345,9 +1346,7 @@ def test_integers_are_divided_towards_minus_infinity(function) -> None:
 
 def test_what_only_shows_at_run_time_shows_while_compiling(monkeypatch) -> None:
     """A session that fails on the first inputs is a failed attempt, not the user's error."""
-    from composer.backends.onnxrt import engine
-
-    monkeypatch.setattr(engine.OnnxRuntimeEngine, "__call__", lambda self, *args: 1 / 0)
+    monkeypatch.setattr(BoundRegion, "__call__", lambda self, *args: 1 / 0)
     same_as_eager(torch.sin, r(3))
     (attempt,) = last().attempts
     assert (attempt.status, attempt.reason) == ("failed", "build_failed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 import torch
 from common import compiled
 
-from composer.backends import onnxrt
-from composer.backends.onnxrt import engine as engines
+from composer.backends.onnxrt import loading
+from composer.lowering.partition import by_trial
 from composer.lowering.weights import bindings
 from composer.lowering.weights.statistics import find_witnesses
 
@@ -30,14 +29,24 @@ def _inference():
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The engines, in the order they were made."""
     engines: list[Any] = []
-    original = onnxrt.make_engine
+    original = by_trial.bind
 
     def keep(*args: Any) -> Any:
         engines.append(original(*args))
         return engines[-1]
 
-    monkeypatch.setattr(sys.modules["composer.backends.onnxrt.partition"], "make_engine", keep)
+    monkeypatch.setattr(by_trial, "bind", keep)
     return engines
+
+
+def session_of(bound: Any) -> Any:
+    """The session that was made for a set of weights."""
+    return bound.keeps[0]
+
+
+def fed(bound: Any) -> int:
+    """How many arguments the session gets at each call."""
+    return len(session_of(bound).get_inputs())
 
 
 class Layer(torch.nn.Module):
@@ -84,7 +93,7 @@ def test_two_modules_stay_bound_while_they_alternate(made) -> None:
             torch.testing.assert_close(function(x), model(x))
     assert len(before) == 2
     assert engine.bounds == before
-    assert [len(each.fed) for each in before] == [1, 1]
+    assert [*map(fed, before)] == [1, 1]
 
 
 def test_layers_compiled_one_by_one_stay_bound(made) -> None:
@@ -104,7 +113,7 @@ def test_a_module_that_dies_takes_its_session_along(made, which: int) -> None:
     """Weights, memory and session; the other module's stay."""
     models, functions, x = two()
     (engine,) = made
-    session = weakref.ref(engine.bounds[which].session)
+    session = weakref.ref(session_of(engine.bounds[which]))
     weight = weakref.ref(models[which].conv.weight)
     memory = weakref.ref(models[which].conv.weight.untyped_storage())
     del models[which], functions[which]
@@ -134,13 +143,13 @@ def test_a_restless_weight_of_one_module_stays_bound_in_the_other(made) -> None:
         models[0].conv.weight.mul_(1.1)
         for model, function in zip(models, functions, strict=True):
             torch.testing.assert_close(function(x), model(x))
-    assert sorted(len(each.fed) for each in made[0].bounds) == [1, 2]
+    assert sorted(map(fed, made[0].bounds)) == [1, 2]
 
 
 def test_a_replaced_parameter_takes_the_old_session_along(made) -> None:
     """The set with the new one is bound in its place."""
     models, functions, x = two()
-    session = weakref.ref(made[0].bounds[1].session)
+    session = weakref.ref(session_of(made[0].bounds[1]))
     models[1].conv.weight = torch.nn.Parameter(torch.randn(8, 8, 3, 3))
     assert session() is None
     torch.testing.assert_close(functions[1](x), models[1](x))
@@ -151,9 +160,9 @@ def test_weights_replaced_at_every_call_become_inputs(made, monkeypatch) -> None
     """After two sets died, a new one is taken in when it comes back."""
     model, x = Layer().eval(), torch.randn(3, 8, 5, 5)
     function = compiled(model, "onnxrt")
-    original, sessions = engines.make_session, []
+    original, sessions = loading.make_session, []
     monkeypatch.setattr(
-        engines, "make_session", lambda *args: sessions.append(1) or original(*args)
+        loading, "make_session", lambda *args: sessions.append(1) or original(*args)
     )
     for _ in range(6):
         torch.testing.assert_close(function(x), model(x))
@@ -162,7 +171,7 @@ def test_weights_replaced_at_every_call_become_inputs(made, monkeypatch) -> None
     for _ in range(4):
         torch.testing.assert_close(function(x), model(x))
     assert len(sessions) == 4
-    assert [len(each.fed) for each in made[0].bounds] == [1]
+    assert [*map(fed, made[0].bounds)] == [1]
 
 
 def test_a_cache_of_fixed_address_is_an_input(made) -> None:
@@ -173,7 +182,7 @@ def test_a_cache_of_fixed_address_is_an_input(made) -> None:
     for _ in range(2):
         x = cache["keys"].copy_(torch.randn(4, 4)) + 1
         torch.testing.assert_close(function(x, cache), layer(x) @ cache["keys"])
-    assert [len(each.fed) for each in made[0].bounds] == [2]
+    assert [*map(fed, made[0].bounds)] == [2]
 
 
 def test_sets_beyond_the_bound_are_inputs(made, monkeypatch) -> None:
@@ -187,7 +196,7 @@ def test_sets_beyond_the_bound_are_inputs(made, monkeypatch) -> None:
     del models[0], functions[0], first
     gc.collect()
     torch.testing.assert_close(functions[0](x), models[0](x))
-    assert [len(each.fed) for each in engine.bounds] == [1]
+    assert [*map(fed, engine.bounds)] == [1]
 
 
 def test_statistics_of_the_second_module_are_watched() -> None:

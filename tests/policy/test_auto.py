@@ -15,7 +15,7 @@ import composer
 from composer import backends
 from composer.backends import ENGINES, installed_for
 from composer.backends.dynamo import CallableBackend
-from composer.backends.openvino import OpenVinoBackend
+from composer.backends.openvino import OpenVinoEngine
 from composer.chain.candidates import ONLY_TABLES
 from composer.errors import FallbackWarning, OptionError, refuse
 from composer.policy import Facts
@@ -76,7 +76,7 @@ def test_engine_whose_probe_has_a_fault_is_an_attempt_that_failed(
         raise AttributeError("'NoneType' object has no attribute 'meta'")
 
     monkeypatch.setattr(backends, "ENGINES", ("openvino", "onnxrt"))
-    monkeypatch.setattr(OpenVinoBackend, "probe", breaks)
+    monkeypatch.setattr(OpenVinoEngine, "probe", breaks)
     with pytest.warns(FallbackWarning, match="no attribute 'meta'"), torch.no_grad():
         compiled(torch.sin, chain="auto", select=select)(torch.ones(3))
     attempt = last().attempts[0]

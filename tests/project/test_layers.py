@@ -77,6 +77,18 @@ def test_imports_go_one_way() -> None:
     assert wrong == []
 
 
+def test_openvino_is_built_by_the_public_interface() -> None:
+    """A third party's engine has the same means."""
+    public = ("composer.backends.onnx_engine", "composer.errors", "composer.backends.openvino")
+    wrong = [
+        f"{module_of(path)} imports {name}"
+        for path in sorted((PACKAGE / "backends" / "openvino").rglob("*.py"))
+        for name in imports(ast.parse(path.read_text()))
+        if name.startswith("composer") and not name.startswith(public)
+    ]
+    assert wrong == []
+
+
 def is_private(name: str) -> bool:
     """Whether it is a name of torch's behind an underscore, and no operator."""
     first, *rest = name.split(".")

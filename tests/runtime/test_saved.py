@@ -261,7 +261,7 @@ def test_an_engine_that_is_missing_where_it_is_loaded_is_passed_over(
     x = torch.randn(4)
     data = written(saved(torch.relu, x, chain=["onnxrt", "aot_eager"]))
     function = loaded(data)
-    monkeypatch.setattr("composer.backends.onnxrt.OnnxRuntimeBackend.probe", missing)
+    monkeypatch.setattr("composer.backends.onnxrt.OnnxRuntimeEngine.probe", missing)
     with pytest.warns(composer.errors.FallbackWarning, match="gone"):
         torch.testing.assert_close(function(x), torch.relu(x))
     assert [each.status for each in last().attempts] == ["unavailable", "succeeded"]

@@ -29,7 +29,6 @@ def bound_run(session: Any, ports: Ports) -> Run:
     static = ports.outputs if ports.is_static else ()
     allocators = [allocator(each, ports.device) for each in static]
     dtypes = [each.dtype or torch.int64 for each in ports.outputs]
-    receivers = [each.receiver() for each in ports.outputs]
 
     def memory(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
         where = tensor.device.type, tensor.device.index or 0
@@ -53,13 +52,12 @@ def bound_run(session: Any, ports: Ports) -> Run:
 
     run_bound = run_static if ports.is_static else run_dynamic
 
-    def call(args: tuple[Any, ...]) -> list[Any]:
+    def call(args: tuple[Any, ...]) -> list[torch.Tensor]:
         binding = session.io_binding()
         inputs = {ports.names[i]: _contiguous(args[i]) for i in fed}  # alive until the end
         for name, tensor in inputs.items():
             binding.bind_input(*memory(name, tensor))
-        results = run_bound(binding, args)
-        return [receive(result) for receive, result in zip(receivers, results, strict=True)]
+        return run_bound(binding, args)
 
     return call
 

@@ -2,7 +2,7 @@
 
 They are computed in float32, or left to torch. This module knows the dtypes that whole models use,
 and the failures of ONNX Runtime 1.31 that show only when a model runs. All other missing kernels
-are found by asking ONNX Runtime (:mod:`composer.backends.onnxrt.partition`).
+are found by asking ONNX Runtime.
 ``tests/backends/onnxrt/test_onnxrt_memory.py`` fails when a kernel appears.
 """
 
@@ -17,7 +17,8 @@ import torch.fx
 from composer import _torch
 from composer.backends.onnxrt.dialect import dialect
 from composer.lowering.export.onnx import why_not
-from composer.lowering.partition.regions import seen_by
+from composer.lowering.partition.by_trial import dtype_names
+from composer.lowering.partition.regions import dtypes_of
 from composer.lowering.views import is_view
 
 _FLOAT8 = frozenset(
@@ -74,15 +75,9 @@ def narrow_here(node: torch.fx.Node, device: torch.device) -> frozenset[torch.dt
     return narrow
 
 
-def dtypes_of(node: torch.fx.Node) -> frozenset[torch.dtype]:
-    """The dtypes of a call's operands and results."""
-    return frozenset(each.dtype for each in seen_by(node))
-
-
 def lacking(dtypes: Iterable[torch.dtype]) -> str:
     """Text for the record: ONNX Runtime has no kernel for these dtypes."""
-    names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    return f"ONNX Runtime has no kernel for {', '.join(names)}"
+    return f"ONNX Runtime has no kernel for {dtype_names(dtypes)}"
 
 
 def _no_kernel(node: torch.fx.Node, device: torch.device) -> str | None:

@@ -46,7 +46,7 @@ def native_run(session: Any, ports: Ports) -> Run:
             for i, new in enumerate(allocators)
         ]
 
-    def call(args: tuple[Any, ...]) -> list[Any]:
+    def call(args: tuple[Any, ...]) -> list[torch.Tensor]:
         given, fetches = new_vector(), new_vector()
         for position, feed in feeds:
             feed(given, args[position])
@@ -117,7 +117,7 @@ def _flag() -> tuple[bool, ...]:
 
 def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Tensor]:
     """A function that allocates an output of fixed shape and appends it to a vector of results."""
-    empty, order, flag = allocator(output, device), output.order, _flag()
+    empty, flag = allocator(output, device), _flag()
 
     def allocate(fetches: Any) -> torch.Tensor:
         tensor = empty()
@@ -129,8 +129,7 @@ def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Te
         _feed_bools(fetches, tensor)
         return tensor
 
-    chosen = allocate_bools if _is_flagged(output.dtype) else allocate
-    return chosen if order is None else lambda fetches: chosen(fetches).permute(order)
+    return allocate_bools if _is_flagged(output.dtype) else allocate
 
 
 def _lend(tensor: torch.Tensor, fetches: Any) -> torch.Tensor:
@@ -139,21 +138,21 @@ def _lend(tensor: torch.Tensor, fetches: Any) -> torch.Tensor:
     return tensor
 
 
-def _receiver(output: Output, device: torch.device) -> Callable[[Any], Any]:
-    """A function that turns a DLPack capsule from ONNX Runtime into an output of the region.
+def _receiver(output: Output, device: torch.device) -> Callable[[Any], torch.Tensor]:
+    """A function that turns a DLPack capsule from ONNX Runtime into a tensor.
 
     On a GPU it copies: ONNX Runtime reuses the memory that it allocated without asking a stream.
     """
-    finish, is_flagged = output.receiver(), _is_flagged(output.dtype)
+    is_flagged = _is_flagged(output.dtype)
     copies = device.type != "cpu"
 
-    def receive(capsule: Any) -> Any:
-        tensor = from_dlpack(capsule)
+    def receive(capsule: Any) -> torch.Tensor:
+        tensor: torch.Tensor = from_dlpack(capsule)
         if not tensor.numel():  # its strides are 0 (1.32; test_onnxrt_library.py)
             tensor = tensor.new_empty(tensor.shape)
         if is_flagged:
             tensor = tensor.view(torch.bool)
-        return finish(tensor.clone() if copies else tensor)
+        return tensor.clone() if copies else tensor
 
     return receive
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.backends.onnx_engine import OnnxRegion, Output
 from composer.graphs import sharing
-from composer.lowering.export.onnx import OnnxGraph, Output
-from composer.lowering.partition.regions import Region
 
-Run = Callable[[tuple[Any, ...]], list[Any]]
-"""Runs a session on the arguments of a region, and returns the region's results."""
+Run = Callable[[tuple[Any, ...]], list[torch.Tensor]]
+"""Runs a session on the arguments of a region, and returns the model's outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,11 @@ class Ports:
     read: tuple[int, ...]
 
     @staticmethod
-    def of(graph: OnnxGraph, region: Region, device: torch.device) -> Ports:
-        """The ports of a region that was translated to a model."""
-        model, dtypes = graph.model.graph, region.input_dtypes
+    def of(region: OnnxRegion, device: torch.device) -> Ports:
+        """The ports of a region."""
+        graph, model, dtypes = region.graph, region.graph.model.graph, region.dtypes
         tensors = {i for i, dtype in enumerate(dtypes) if dtype is not None}
-        held = region.weights.keys() | region.constants.keys()
+        held = {*region.weights, *region.constants}
         is_static = all(None not in (each.shape, each.dtype) for each in graph.outputs)
         return Ports(
             names=graph.inputs,

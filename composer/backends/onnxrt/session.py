@@ -10,6 +10,7 @@ import torch
 
 from composer.backends.arrays import array_over
 from composer.backends.forks import never_freed_in_forks
+from composer.backends.onnx_engine import ModelRefused
 from composer.backends.onnxrt.library import errors, onnxruntime
 from composer.backends.onnxrt.native import native_value, why_not_native
 from composer.backends.onnxrt.norms import fuse_norms
@@ -19,7 +20,7 @@ from composer.backends.onnxrt.quantized import compute_softmax_in_floats
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.backends.onnxrt.values import drop_unread
 from composer.backends.tf32 import allows_both
-from composer.errors import Refusal, refuse
+from composer.errors import refuse
 from composer.lowering.export.onnx import OnnxGraph
 from composer.records import Reason, Status
 
@@ -63,9 +64,9 @@ def make_session(
         The session, and the values of the weights. The values must live as long as the session.
 
     Raises:
-        Refusal: ``declined`` if there is no kernel; ``failed`` with ``build_failed`` if the model
-            is refused for another reason; ``failed`` with ``wrong_provider`` if the session lacks a
-            requested provider.
+        ModelRefused: ``declined`` if there is no kernel; ``failed`` with ``build_failed`` if the
+            model is refused for another reason.
+        Refusal: ``failed`` with ``wrong_provider`` if the session lacks a requested provider.
     """
     package = onnxruntime()
     providers = _providers(settings, device)
@@ -90,9 +91,9 @@ def make_session(
             enable_fallback=0,
         )
     except errors("NotImplemented") as error:
-        raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, str(error)) from error
+        raise ModelRefused(Status.DECLINED, Reason.UNSUPPORTED_OP, str(error)) from error
     except errors("Fail", "InvalidGraph", "RuntimeException") as error:
-        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, str(error)) from error
+        raise ModelRefused(Status.FAILED, Reason.BUILD_FAILED, str(error)) from error
     never_freed_in_forks(session).disable_fallback()
     _require_requested(providers, session.get_providers())
     return session, tuple(in_place.values())

@@ -3,134 +3,82 @@
 In composer's chain the backend is called ``openvino``, and as a Dynamo backend
 ``composer_openvino``. The OpenVINO package has a Dynamo backend of its own named ``openvino``. In a
 chain that one is ``dynamo:openvino``.
+
+The package imports nothing of composer but the public interface of ONNX engines
+(:mod:`composer.backends.onnx_engine`) and :mod:`composer.errors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.fx
 
-from composer.backends.base import (
-    Backend,
-    Build,
-    BuildRequest,
-    current_build,
-    require_inference,
-    require_installed,
+from composer.backends.onnx_engine import (
+    BuildFacts,
+    Loaded,
+    OnnxBuild,
+    OnnxEngine,
+    OnnxRegion,
+    Operators,
+    Region,
+    dynamo_backend,
+    install,
 )
 from composer.backends.openvino import library
+from composer.backends.openvino.compiled import load
 from composer.backends.openvino.dialect import dialect
-from composer.backends.openvino.engine import OpenVinoEngine
-from composer.backends.openvino.partition import partition
-from composer.backends.openvino.settings import read_settings
-from composer.errors import refuse
-from composer.graphs import low_precision
-from composer.lowering.aot import (
-    FunctionalGraph,
-    GraphKind,
-    as_dynamo_backend,
-    compile_functional,
-)
-from composer.lowering.trial import try_once
-from composer.records import GraphRequest, Reason, Status
-from composer.system.distribution import install
-
-NAME = "openvino"
-ONLY_INFERENCE = f"{NAME} runs inference; under torch.no_grad() the graph is that"
+from composer.backends.openvino.kernels import why_not_here
+from composer.backends.openvino.model import read_region
+from composer.backends.openvino.settings import Settings, read_settings
 
 
-class OpenVinoBackend(Backend):
+class OpenVinoEngine(OnnxEngine[Settings]):
     """Inference on the CPU; torch runs what OpenVINO does not compute exactly.
 
     Its options are the fields of :class:`~composer.backends.openvino.settings.Settings`.
     """
 
-    reads_example_inputs = False
-    runs_shared_passes = True
-    writes_as_the_graph = True
-    has_self_test = True
+    title = "OpenVINO"
+    trains = False
     chooses_precision = True
     packages = ("openvino", "onnx", "onnxscript")
+    modules = ("openvino", "onnx", "onnxscript")
+    remedy = install("openvino")
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
+    def settings(self, options: Mapping[str, Any]) -> Settings:
         """Check names and values of options, including OpenVINO's own properties."""
-        read_settings(options)
+        return read_settings(options)
 
-    def probe(self, request: GraphRequest) -> None:
-        """Check that packages and device are here, and that the graph needs no backward."""
-        _require(request.device)
-        require_inference(request, ONLY_INFERENCE)
+    def facts(self, build: OnnxBuild[Settings]) -> BuildFacts:
+        """Return version, device, and if NaN is kept; refuse if the device is not here."""
+        library.require_device(build.settings.device)
+        return BuildFacts(
+            versions={"openvino": library.version()},
+            device=build.settings.device,
+            keeps_nan=build.settings.keeps_nan,
+        )
 
-    def build(self, request: BuildRequest) -> Build:
-        """Compile the graph with the Dynamo backend :func:`composer_openvino`."""
-        compiled = composer_openvino(request.gm, request.example_inputs, options=request.options)
-        return Build(compiled)
+    def dialect(self) -> Operators:
+        """Return OpenVINO's entries of operators."""
+        return dialect()
 
+    def why_not(self, node: torch.fx.Node, build: OnnxBuild[Settings]) -> str | None:
+        """Return why torch must run a call, without asking OpenVINO's reader."""
+        return why_not_here(node, build.weights)
 
-@as_dynamo_backend
-def composer_openvino(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Callable[..., Any]:
-    """The Dynamo backend ``composer_openvino``: compile a graph for OpenVINO or say why not.
+    def read(self, model: OnnxRegion, region: Region, build: OnnxBuild[Settings]) -> Any:
+        """Read a model with OpenVINO, or say which nodes it does not convert."""
+        del region
+        return read_region(model, build)
 
-    Args:
-        gm: The captured graph.
-        example_inputs: Tensors and symbols, in the order of the placeholders.
-        mode: ``torch.compile``'s mode; it has no effect here.
-        options: The fields of :class:`~composer.backends.openvino.settings.Settings`.
-
-    Raises:
-        OptionError: an option is unknown or malformed.
-        Refusal: OpenVINO can run no part of the graph, or OpenVINO or its device is not available.
-    """
-    settings = read_settings(options or {})
-    tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
-    _require(*dict.fromkeys(str(each.device) for each in tensors))
-    library.require_device(settings.device)
-    terms = current_build()
-    facts, asked = terms.facts, settings.precision or terms.precision
-    is_mixed = bool(low_precision.marked(gm.graph))
-
-    def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        if graph.kind is not GraphKind.INFERENCE:
-            refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
-        pieces = partition(graph, terms)
-        parts = pieces.parts
-        facts.covers(parts.taken, parts.total, parts.left)
-        parts.decline_if_empty()
-        engines: dict[str, OpenVinoEngine] = {}
-        for name, region in sorted(
-            parts.regions.items(), key=lambda part: part[1].is_low_precision
-        ):
-            terms.check_time()
-            wanted = "fp32" if is_mixed and not region.is_low_precision else asked
-            engines[name] = OpenVinoEngine(pieces.models[name], region, settings, wanted)
-            # Regions in low precision come last, so the report shows their precision.
-            facts.precision, facts.threads = engines[name].precision, engines[name].threads
-            if engines[name].streams is not None:
-                facts.extra["streams"] = engines[name].streams
-        compiled = parts.assemble(engines)
-        try_once(compiled, graph, parts.written)
-        return compiled
-
-    facts.versions["openvino"] = library.version()
-    facts.device, facts.keeps_nan = settings.device, settings.keeps_nan
-    compiled = compile_functional(gm, example_inputs, build, dialect(), terms)
-    if told := str(terms.artefacts):
-        facts.extra["artefacts"] = told
-    return compiled
+    def load(
+        self, region: OnnxRegion, weights: Mapping[str, torch.Tensor], build: OnnxBuild[Settings]
+    ) -> Loaded:
+        """Compile a model with its weights."""
+        return load(region, weights, build)
 
 
-def _require(*devices: str) -> None:
-    """Refuse if packages are missing, or if tensors of the graph are not on the CPU."""
-    require_installed(("openvino", "onnx", "onnxscript"), install("openvino"))
-    if any(torch.device(each).type != "cpu" for each in devices):
-        what = f"the graph is on {', '.join(devices)}; {NAME} runs graphs on the CPU"
-        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
+composer_openvino = dynamo_backend(OpenVinoEngine, "composer_openvino")

@@ -9,9 +9,14 @@ from typing import Any
 
 import torch
 
-from composer.lowering.operators import fused
-from composer.lowering.operators.attention import widened_attention
-from composer.lowering.operators.entry import Operator, Operators, stays
+from composer.backends.onnx_engine import (
+    Operator,
+    Operators,
+    fuse_attention,
+    fusions,
+    stays,
+    widened_attention,
+)
 
 aten = torch.ops.aten
 
@@ -25,7 +30,7 @@ def dialect() -> Operators:
     """
     fused_attention = aten._scaled_dot_product_flash_attention_for_cpu.default
     return {
-        **fused.fusions(),
+        **fusions(),
         fused_attention: Operator(attention, in_training=stays),
         aten.mean.dim: Operator(mean_along),
     }
@@ -40,7 +45,7 @@ def attention(
     bfloat16 arithmetic. OpenVINO would still accept that attention, by the exporter's translation,
     which returns NaN for rows of padding.
     """
-    one = fused.fuse_attention(query, *given, attn_mask=attn_mask, **how)
+    one = fuse_attention(query, *given, attn_mask=attn_mask, **how)
     if one is not NotImplemented:
         return one
     if attn_mask is not None and attn_mask.dtype is torch.bfloat16:

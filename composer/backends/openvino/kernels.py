@@ -17,11 +17,14 @@ from types import MappingProxyType
 import torch
 import torch.fx
 
-from composer import _torch
-from composer._torch.operators import argument
+from composer.backends.onnx_engine import (
+    argument,
+    may_be_empty,
+    operator_name,
+    tensors_of,
+    why_not,
+)
 from composer.backends.openvino.lookups import positions_within
-from composer.graphs.nodes import tensors_of
-from composer.lowering.export.onnx import why_not
 
 _EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
 
@@ -82,7 +85,7 @@ def _inexact(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> str | 
 
 def _otherwise(node: torch.fx.Node) -> str | None:
     """Return how OpenVINO computes a call differently, for the operators that are known."""
-    name = _torch.operators.operator_name(node.target)
+    name = operator_name(node.target)
     for operators, applies, why in _RULES:
         if name in operators and applies(node):
             return why
@@ -213,7 +216,7 @@ def _nothing(node: torch.fx.Node) -> str | None:
 
     OpenVINO divides integers by the number of elements; a division by zero ends the process.
     """
-    empty = any(map(_torch.symbols.may_be_empty, _results(node)))
+    empty = any(map(may_be_empty, _results(node)))
     return "OpenVINO divides by the number of elements, which may be zero" if empty else None
 
 
@@ -225,7 +228,7 @@ def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> list[to
     sources = [source for source in node.all_input_nodes if source not in known]
     operands = list(itertools.chain.from_iterable(map(tensors_of, sources)))
     results = list(_results(node))
-    name = _torch.operators.operator_name(node.target)
+    name = operator_name(node.target)
     if name in _UNCHECKED:
         operands = _without_int64(operands)
     if name in _POSITIONS:
@@ -252,7 +255,7 @@ def _copies_positions(node: torch.fx.Node) -> bool:
     (source,) = node.all_input_nodes
     if source.op != "get_attr" or source.meta["val"].dtype is not torch.int64:
         return False
-    readers = {_torch.operators.operator_name(user.target) for user in node.users}
+    readers = {operator_name(user.target) for user in node.users}
     return bool(readers) and readers <= _UNCHECKED
 
 

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from composer.errors import refuse
-from composer.records import Reason, Status
+from composer.backends.onnx_engine import Reason, Status, refuse
 
 _TELEMETRY = "openvino_telemetry"
 """The package that sends events for OpenVINO, if OpenVINO can import it."""

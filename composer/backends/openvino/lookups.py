@@ -12,12 +12,12 @@ Torch runs all other lookups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 
 import torch
 import torch.fx
 
-from composer.lowering.partition.regions import constant_at
+from composer.backends.onnx_engine import constant_at, positions_of
 
 aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def positions_within(
             return are_within(value, size)
         return node.target is aten.embedding.default and comes_from_outside(index)
 
-    pairs = tuple(_positions_of(node))
+    pairs = tuple(positions_of(node))
     unfit = {index for index, size in pairs if not fits(index, size)}
     return {index for index, _ in pairs} - unfit
 
@@ -54,20 +54,6 @@ def _value_of(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> torch
     if node.op == "placeholder":
         return weights.get(str(node.target))
     return None
-
-
-def table_sizes(gm: torch.fx.GraphModule) -> dict[int, int]:
-    """Return the size of the table, by the index of each placeholder that holds positions.
-
-    If positions are read in several tables, it is the smallest size.
-    """
-    number = {each: i for i, each in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    found: dict[int, int] = {}
-    for node in gm.graph.nodes:
-        for index, size in _positions_of(node):
-            at = number[index]
-            found[at] = min(size, found.get(at, size))
-    return found
 
 
 def are_within(positions: torch.Tensor, size: int) -> bool:
@@ -83,19 +69,3 @@ def require_within(positions: torch.Tensor, size: int) -> None:
     """
     if not are_within(positions, size):
         raise IndexError(f"positions that are not from 0 up to {size}")
-
-
-def _positions_of(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
-    """Yield each int64 tensor of positions that a call reads, and the size of the table."""
-    if node.target not in (aten.index.Tensor, aten.embedding.default):
-        return
-    table, indices, *_ = node.args
-    if isinstance(indices, torch.fx.Node):
-        indices = [indices]
-    assert isinstance(table, torch.fx.Node)
-    assert isinstance(indices, list | tuple)
-    for index, size in zip(indices, table.meta["val"].shape, strict=False):
-        if not isinstance(index, torch.fx.Node) or not isinstance(size, int):
-            continue
-        if index.meta["val"].dtype is torch.int64:
-            yield index, size

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from composer import _torch
-from composer.backends.arrays import array_over
+from composer.backends.onnx_engine import Output, array_over, as_scalar, empty
 from composer.backends.openvino import library
-from composer.lowering.export.onnx import Output, as_scalar
 
 _NAMES = {
     torch.float32: "f32",
@@ -31,10 +29,10 @@ _INT32 = torch.iinfo(torch.int32)
 Feed = Callable[[Any], Any]
 """Makes an OpenVINO tensor from an argument of the region."""
 
-Place = Callable[[], tuple[Any, Callable[[], Any]]]
+Place = Callable[[], tuple[Any, Callable[[], torch.Tensor]]]
 """Makes an OpenVINO tensor for an output, and a function.
 
-OpenVINO writes the output to the tensor; the function then returns the region's output.
+OpenVINO writes the output to the tensor; the function then returns it as a torch tensor.
 """
 
 
@@ -94,30 +92,29 @@ def place_for(output: Output, said: Any) -> Place:
     openvino = library.openvino()
     dtype = output.dtype or torch.int64
     kind = type_of(dtype)
-    finish = output.receiver()
     if said.is_dynamic:
-        return functools.partial(_place_by_openvino, openvino.Tensor, kind, dtype, finish)
+        return functools.partial(_place_by_openvino, openvino.Tensor, kind, dtype)
     sizes = output.shape if output.shape is not None else tuple(said.to_shape())
-    empty = _torch.tensors.empty(sizes, dtype, torch.device("cpu"))
+    new = empty(sizes, dtype, torch.device("cpu"))
     shape, make = openvino.Shape(list(sizes)), openvino.Tensor
 
-    def place() -> tuple[Any, Callable[[], Any]]:
-        tensor = empty()
-        return make(array_over(tensor), shape, kind), lambda: finish(tensor)
+    def place() -> tuple[Any, Callable[[], torch.Tensor]]:
+        tensor = new()
+        return make(array_over(tensor), shape, kind), lambda: tensor
 
     return place
 
 
 def _place_by_openvino(
-    make: Any, kind: Any, dtype: torch.dtype, finish: Callable[[torch.Tensor], Any]
-) -> tuple[Any, Callable[[], Any]]:
+    make: Any, kind: Any, dtype: torch.dtype
+) -> tuple[Any, Callable[[], torch.Tensor]]:
     """Make an empty tensor; OpenVINO allocates memory for it, which nothing else uses."""
     made = make(kind, [0])
 
-    def fetch() -> Any:
+    def fetch() -> torch.Tensor:
         array = made.data
         if dtype is torch.bfloat16:  # which numpy does not have
-            return finish(torch.from_numpy(array.view("int16")).view(dtype))
-        return finish(torch.from_numpy(array))
+            return torch.from_numpy(array.view("int16")).view(dtype)
+        return torch.from_numpy(array)
 
     return made, fetch

@@ -4,28 +4,58 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from composer.backends.onnx_engine import (
+    NodesRefused,
+    OnnxBuild,
+    OnnxGraph,
+    OnnxRegion,
+    multiplies_bf16,
+    to_plain,
+)
 from composer.backends.openvino import library
 from composer.backends.openvino.memory import as_tensor
-from composer.lowering.export.onnx import OnnxGraph
+from composer.backends.openvino.settings import Settings
+from composer.backends.openvino.wide import in_float32
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """An OpenVINO model, and the ONNX graph it was made from.
+def read_region(model: OnnxRegion, build: OnnxBuild[Settings]) -> Any:
+    """Read the model of a region with OpenVINO.
 
-    ``read`` is ``None`` if OpenVINO could not read the graph.
+    If the reader rejects the model, it is translated again to plain ONNX. Plain ONNX may be
+    accepted, and each of its nodes is known to come from one node of the graph.
+
+    Raises:
+        NodesRefused: OpenVINO converts some nodes neither way.
     """
+    try:
+        read = read_model(model.graph)
+    except RuntimeError:
+        plain = to_plain(model.graph)
+        unread = unread_nodes(plain.graph)
+        if unread:
+            raise NodesRefused(plain, unread) from None
+        read = read_model(plain.graph)
+    is_narrow = precision_of(model, build) == "bf16" and build.settings.device == "CPU"
+    if is_narrow and multiplies_bf16():
+        return in_float32(read, model.names(model.weights + model.constants))
+    return read
 
-    read: Any
-    graph: OnnxGraph
+
+def precision_of(model: OnnxRegion, build: OnnxBuild[Settings]) -> str:
+    """Return the precision to compute float32 in: ``"fp32"``, ``"bf16"`` or ``"default"``.
+
+    The option takes precedence over the policy, but for a region that has to keep float32.
+    """
+    if build.is_mixed and model.precision == "fp32":
+        return model.precision
+    return build.settings.precision or model.precision
 
 
-def read_model(graph: OnnxGraph) -> Model:
+def read_model(graph: OnnxGraph) -> Any:
     """Read an ONNX model, whose weights are inputs, with OpenVINO.
 
     OpenVINO's reader (2026.4) gives an input the name of a node that does nothing to it, such as a
@@ -39,7 +69,7 @@ def read_model(graph: OnnxGraph) -> Model:
     names = set(graph.inputs)
     for parameter in read.get_parameters():
         (parameter.friendly_name,) = parameter.output(0).get_names() & names
-    return Model(read, graph)
+    return read
 
 
 def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
@@ -56,15 +86,15 @@ def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
     return found
 
 
-def with_weights(model: Model, weights: Mapping[str, torch.Tensor]) -> Any:
-    """Return a copy of the model in which these inputs are constants over the tensors' memory.
+def with_weights(read: Any, weights: Mapping[str, torch.Tensor]) -> Any:
+    """Return a copy of a model in which these inputs are constants over the tensors' memory.
 
     No value enters the protobuf, so its limit of 2 GB does not apply. The compiled model keeps its
     own copy of the weights, in the layout of the device. The tensors are contiguous, and must live
     until the model is compiled.
     """
     openvino = library.openvino()
-    copy = model.read.clone()
+    copy = read.clone()
     taken: set[int] = set()
     for parameter in copy.get_parameters():
         tensor = weights.get(parameter.friendly_name)

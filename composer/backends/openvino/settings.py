@@ -8,9 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
-from composer.backends.base import is_installed
-from composer.backends.options import read_options
-from composer.registry import did_you_mean
+from composer.backends.onnx_engine import did_you_mean, is_installed, read_options
 
 Precision = Literal["fp32", "bf16", "default"]
 

@@ -95,12 +95,11 @@ class LoadedPlan:
             for name, _ in signature.outputs
             if self._engine.get_tensor_location(name) == trt.TensorLocation.HOST
         }
-        self._receivers = [output.receiver() for _, output in signature.outputs]
         fixed = all(None not in (each.shape, each.dtype) for _, each in signature.outputs)
         self.is_recorded = record and fixed and not signature.profiles and not self._on_host
         """True if calls replay a CUDA graph."""
 
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
+    def __call__(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """Run the plan on the arguments of the region.
 
         Raises:
@@ -111,7 +110,7 @@ class LoadedPlan:
         with self._place.current():
             return self._run(args)
 
-    def _run(self, args: Sequence[Any]) -> list[Any]:
+    def _run(self, args: Sequence[Any]) -> list[torch.Tensor]:
         inputs = {name: self._given(name, args[at]) for name, at in self._signature.inputs}
         profile = self._profile({name: tuple(each.shape) for name, each in inputs.items()})
         stream = self._place.stream()
@@ -123,7 +122,7 @@ class LoadedPlan:
                 results = self._launched(lane, profile, inputs, stream, lines)
         with self._lock:
             self._pool[stream].append(lane)
-        return [receive(each) for receive, each in zip(self._receivers, results, strict=True)]
+        return results
 
     def without_weights(self) -> bytes:
         """Return the plan without its weights; the plan must be refittable.

@@ -82,3 +82,10 @@ def stream_weights(engine: Any, budget: int | None, lines: Lines) -> None:
     engine.weight_streaming_budget_v2 = budget
     if engine.weight_streaming_budget_v2 != budget:
         raise lines.refusal(f"TensorRT does not keep {budget} bytes of weights on the device")
+
+
+def in_host_memory(
+    names: tuple[str, ...], values: Mapping[int, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return weights by name, in host memory, where TensorRT's parser can read them."""
+    return {names[i]: each.detach().cpu().contiguous() for i, each in values.items()}

@@ -7,6 +7,7 @@ probe has passed.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,9 +16,6 @@ from composer.backends.base import is_installed, require_installed
 from composer.errors import refuse
 from composer.records import Reason, Status
 from composer.system.distribution import install
-
-FOREIGN = "torch_tensorrt"
-"""The package that provides the backend ``tensorrt`` if it is installed."""
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
 """Modules that composer's own engine can use; the first one is preferred."""
@@ -39,14 +37,23 @@ def require_device(device: str) -> None:
         refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, message)
 
 
+def require_one(devices: Sequence[torch.device]) -> None:
+    """Refuse a graph with tensors on several devices.
+
+    Raises:
+        Refusal: ``unavailable`` with ``no_device``.
+    """
+    if len(devices) > 1:
+        message = f"the graph is on {', '.join(map(str, devices))}; TensorRT runs it on one GPU"
+        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, message)
+
+
 def require_package() -> None:
-    """Refuse if neither torch_tensorrt nor the packages of composer's own engine are installed.
+    """Refuse if the packages of composer's own engine are not installed.
 
     Raises:
         Refusal: ``unavailable`` with ``not_installed``.
     """
-    if is_installed(FOREIGN):
-        return
     if not any(map(is_installed, LIBRARIES)):
         message = (
             "none of torch_tensorrt, tensorrt and tensorrt_rtx is installed; install the release "

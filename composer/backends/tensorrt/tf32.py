@@ -8,6 +8,7 @@ float32 products in TF32, whatever the builder's flag says. The error was 3e-4 w
 from __future__ import annotations
 
 import torch
+import torch.fx
 
 from composer import _torch
 from composer.backends.tensorrt.library import Library
@@ -15,7 +16,6 @@ from composer.backends.tensorrt.plan import Target, named_capability
 from composer.backends.tf32 import allows_convolutions, allows_products
 from composer.errors import refuse
 from composer.graphs.nodes import calls_of, tensors_of
-from composer.lowering.aot import FunctionalGraph
 from composer.records import Reason, Status
 
 _CONVOLUTION = "aten::convolution"
@@ -25,7 +25,7 @@ _PRODUCTS = frozenset(
 )
 
 
-def require_as_allowed(graph: FunctionalGraph, library: Library, target: Target) -> None:
+def require_as_allowed(gm: torch.fx.GraphModule, library: Library, target: Target) -> None:
     """Refuse products of float32 that would be computed in TF32 against torch's setting.
 
     Raises:
@@ -38,7 +38,7 @@ def require_as_allowed(graph: FunctionalGraph, library: Library, target: Target)
         forbidden |= _PRODUCTS
     if not allows_convolutions():
         forbidden.add(_CONVOLUTION)
-    for node in calls_of(graph.gm):
+    for node in calls_of(gm):
         name = _torch.operators.operator_name(node.target)
         if name in forbidden and torch.float32 in {t.dtype for t in tensors_of(node)}:
             message = (

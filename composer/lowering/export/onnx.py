@@ -62,18 +62,19 @@ class Output:
     shape: tuple[int, ...] | None
     order: tuple[int, ...] | None
 
+    @property
+    def is_as_returned(self) -> bool:
+        """True if the region's output is the model's, as it is."""
+        return self.dtype is not None and self.order is None
+
     def receiver(self) -> Callable[[torch.Tensor], Any]:
         """Return the function that turns the engine's tensor into the region's output."""
         order = self.order
         if self.dtype is None:
             return torch.Tensor.item
         if order is None:
-            return _same
+            return lambda tensor: tensor
         return lambda tensor: tensor.permute(order)
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 @dataclass(frozen=True, slots=True)

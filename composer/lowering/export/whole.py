@@ -10,7 +10,7 @@ AOTAutograd in every process; only the ONNX models of their regions are found on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from composer.build import BuildTerms
 from composer.graphs.nodes import are_static, value_of
 from composer.graphs.written import Unsayable, exact_text
 from composer.lowering.aot import FunctionalGraph, any_fake, bindable, own_tensors, owners_of
+from composer.lowering.engine import OnnxRegion, as_onnx_region
 from composer.lowering.export import artefacts
-from composer.lowering.export.onnx import OnnxGraph, Output, read_model
+from composer.lowering.export.onnx import Output, Source, read_model
 from composer.lowering.partition.regions import WHOLE, Region, Split
 
 
@@ -34,7 +35,7 @@ class Whole:
     key: str
     terms: BuildTerms
 
-    def find(self, inputs: Sequence[Any]) -> tuple[Split, OnnxGraph] | None:
+    def find(self, inputs: Sequence[Any]) -> tuple[Split, OnnxRegion] | None:
         """Return the graph as one region, with its model; ``None`` if no earlier process kept it.
 
         The weights are those among ``inputs``, the example inputs that the key was made with.
@@ -51,9 +52,11 @@ class Whole:
         owners = owners_of(self.gm, inputs) if self.terms.freeze is not False else {}
         weights, witnesses = bindable(inputs, owners, frozenset(), dict(facts["statistics"]))
         region = Region(_placeholders(inputs), weights, witnesses, {})
-        return Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ()), model
+        model = replace(model, source=Source.of(region.gm))
+        parts = Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ())
+        return parts, as_onnx_region(model, region, self.terms.precision, dict(facts["tables"]))
 
-    def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> None:
+    def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxRegion]) -> None:
         """Keep the graph's model, if a call of the graph is one call of an engine.
 
         To be called while AOTAutograd compiles the graph. ``parts`` are the functional graph's
@@ -64,20 +67,21 @@ class Whole:
         (model,) = models
         facts = {
             "kind": "graph",
-            "model": model.key,
-            "outputs": [_facts_of(output) for output in model.outputs],
+            "model": model.graph.key,
+            "outputs": [_facts_of(output) for output in model.graph.outputs],
             "statistics": sorted(graph.statistics.items()),
+            "tables": sorted(model.tables.items()),
             "taken": parts.taken,
         }
         artefacts.put(self.terms.artefacts, self.key, facts)
 
-    def _is_all(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> bool:
+    def _is_all(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxRegion]) -> bool:
         """True if one call of an engine, whose model is kept, answers a call of the graph."""
         if graph.example_args is None or parts.outer is not None:
             return False
-        if parts.regions[WHOLE].constants or not models[0].key:
+        if parts.regions[WHOLE].constants or not models[0].graph.key:
             return False
-        outputs = models[0].outputs
+        outputs = models[0].graph.outputs
         if any(output.dtype is None or output.shape is None for output in outputs):
             return False
         (returned,) = self.gm.graph.find_nodes(op="output")
@@ -92,10 +96,11 @@ def whole_of(
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        engine: A text with everything that decides which operators the engine takes, and how.
+        engine: A text with everything that decides which operators the engine takes, and how;
+            empty if there is none.
         terms: The terms of the build.
     """
-    if not artefacts.is_enabled(terms.artefacts) or torch.is_grad_enabled():
+    if not engine or not artefacts.is_enabled(terms.artefacts) or torch.is_grad_enabled():
         return None
     if _torch.modes.is_watched() or (terms.late is not None and terms.late.shared.late):
         return None

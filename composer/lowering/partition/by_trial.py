@@ -1,152 +1,268 @@
-"""Finds the regions that an engine takes by trial: the engine's own model reader is asked.
+"""Finds the regions that an engine takes by trial: it is asked to read and to load each of them.
 
-Torch runs the nodes that the reader refuses. The graph is then cut again, and the reader is asked
-about the new regions, until it takes all of them.
+Torch runs the nodes that the engine refuses. The graph is then cut again, and the engine is asked
+about the new regions, until it takes all of them. If an engine refuses a region without naming a
+node, each call of the region is asked about by itself, which takes some milliseconds a call.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import torch
 import torch.fx
 
+from composer.build import Artefacts
 from composer.errors import Refusal, refuse
 from composer.graphs import clones
+from composer.graphs.keys import graph_key
 from composer.graphs.nodes import calls_of
-from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph
+from composer.lowering.engine import (
+    ModelRefused,
+    NodesRefused,
+    OnnxBuild,
+    OnnxRegion,
+    RegionEngine,
+    S,
+    as_onnx_region,
+)
+from composer.lowering.export.onnx import Output, to_onnx
 from composer.lowering.export.origins import mark_origins, origin_of, origins_of
-from composer.lowering.export.plain import PlainOnnx
-from composer.lowering.operators.entry import Rule
-from composer.lowering.partition.regions import Region, Split, split
+from composer.lowering.loaded import BoundRegion, Loaded, Run
+from composer.lowering.partition.regions import Region, Split, alone, dtypes_of, split
+from composer.lowering.partition.tables import table_sizes
 from composer.records import Reason, Status
 
-M = TypeVar("M")
+T = TypeVar("T")
 
-Read = Callable[[Region], tuple[M | None, dict[str, str]]]
-"""Returns the engine's model of a region, and an empty dict.
-
-If nodes are refused: ``None``, and the reasons, by the nodes' names in the functional graph.
-"""
+Refused = dict[str, str]
+"""The reason for each refused node, by the node's name in the functional graph."""
 
 _ROUNDS = 8
 """Number of times that a graph is cut: one refused node may hide others that are refused."""
 
 
 @dataclass(frozen=True, slots=True)
-class Partition(Generic[M]):
-    """A graph cut into regions, and the reader's model of each, by the region's name."""
+class Partition:
+    """A graph cut into regions, each with its model and loaded into the engine, by name."""
 
     parts: Split
-    models: dict[str, M]
+    models: dict[str, OnnxRegion]
+    engines: dict[str, BoundRegion]
 
 
 def partition_by_trial(
-    graph: FunctionalGraph,
-    reader: str,
-    why_not: Rule,
-    read: Read[M],
-    *,
-    writes: Callable[[torch.fx.Node], bool] = in_place.never,
-) -> Partition[M]:
-    """Cut a functional graph so that an engine's reader takes the whole of every region.
+    graph: FunctionalGraph, engine: RegionEngine[S], build: OnnxBuild[S]
+) -> Partition:
+    """Cut a functional graph so that an engine takes the whole of every region.
 
     Args:
         graph: The graph; it is not changed.
-        reader: What the reader is called, for messages.
-        why_not: Returns why a call is left to torch without asking the reader; ``None`` if the
-            reader is asked.
-        read: Reads a region.
-        writes: Returns True if the engine can do a call that writes rows in place.
+        engine: The engine.
+        build: The terms of the build.
 
     Raises:
-        Refusal: ``declined``, where a node is still refused after the last round.
+        Refusal: a region is refused although each of its calls is taken by itself, or nodes are
+            still refused after the last round.
     """
     mark_origins(graph.gm)
     refused: dict[str, str] = {}
+    steps = _Steps(graph, engine, build)
 
     def why(node: torch.fx.Node) -> str | None:
-        return refused.get(origin_of(node)) or why_not(node)
+        return refused.get(origin_of(node)) or engine.why_not(node, build)
 
     for _ in range(_ROUNDS):
         fresh = dataclasses.replace(graph, gm=clones.clone_graph(graph.gm))
-        parts = split(fresh, why, writes=writes)
-        models: dict[str, M] = {}
-        newly: dict[str, str] = {}
-        for name, region in parts.regions.items():
-            model, reasons = read(region)
-            if model is not None:
-                models[name] = model
-            newly |= reasons
+        parts = split(fresh, why, writes=lambda node: engine.writes(node, build))
+        models, newly = steps.read_all(parts.regions)
         if not newly:
-            return Partition(parts, models)
+            engines, newly = steps.load_all(parts.regions, models)
+            if not newly:
+                return Partition(parts, models, engines)
         refused |= newly
-    what = f"{reader} still refuses {', '.join(newly)} after {_ROUNDS} rounds"
+    what = f"{engine.title} still refuses {', '.join(newly)} after {_ROUNDS} rounds"
     raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
 
 
-def asking_each_call(
-    graph: FunctionalGraph,
-    read: Read[M],
-    reasons: Collection[Reason],
-    why_alone: Rule,
-) -> Read[M]:
-    """Extend ``read``: where a region is refused whole, ask about each of its calls alone.
+def bind(
+    region: Region, model: OnnxRegion, engine: RegionEngine[S], build: OnnxBuild[S]
+) -> BoundRegion:
+    """Load a region into an engine, with its weights taken in by address."""
+    now = build
+
+    def load(values: Mapping[int, torch.Tensor]) -> Loaded:
+        names = model.graph.inputs
+        weights = {names[i]: each.detach().contiguous() for i, each in values.items()}
+        loaded = engine.load(model, weights, now)
+        return dataclasses.replace(loaded, run=_returning(loaded.run, model.graph.outputs))
+
+    bound = BoundRegion(region, load)
+    now = build.at_a_call()  # all later loads are at a call
+    return bound
+
+
+def _returning(run: Run, outputs: Sequence[Output]) -> Run:
+    """Return a function that turns the model's outputs into the region's."""
+    if all(each.is_as_returned for each in outputs):
+        return run
+    receivers = [each.receiver() for each in outputs]
+
+    def run_and_receive(args: tuple[Any, ...]) -> list[Any]:
+        results = run(args)
+        return [receive(each) for receive, each in zip(receivers, results, strict=True)]
+
+    return run_and_receive
+
+
+class _Steps(Generic[S]):
+    """Reads and loads the regions of a graph, and finds the calls that are refused.
 
     Args:
-        graph: The graph.
-        read: Reads a region.
-        reasons: The reasons of a refusal that a single call may cause.
-        why_alone: Returns why a call is refused as a region of its own; ``None`` if it is taken.
+        graph: The functional graph.
+        engine: The engine that is asked.
+        build: The terms of the build.
     """
 
-    def read_or_ask(region: Region) -> tuple[M | None, dict[str, str]]:
+    def __init__(
+        self, graph: FunctionalGraph, engine: RegionEngine[S], build: OnnxBuild[S]
+    ) -> None:
+        self._graph = graph
+        self._engine = engine
+        self._build = build
+        self._alone: dict[tuple[str, str], str | None] = {}
+
+    def read_all(self, regions: Mapping[str, Region]) -> tuple[dict[str, OnnxRegion], Refused]:
+        """Return the model of each region, and the nodes that the engine refuses to read."""
+        models = self._build.terms.artefacts
+        return self._each(regions, lambda name: self._read(regions[name], models), self._read_alone)
+
+    def load_all(
+        self, regions: Mapping[str, Region], models: Mapping[str, OnnxRegion]
+    ) -> tuple[dict[str, BoundRegion], Refused]:
+        """Return each region, loaded into the engine, and the nodes that it refuses to load.
+
+        Regions in low precision are loaded last, so that the record shows their facts.
+        """
+        ordered = sorted(regions, key=lambda name: regions[name].is_low_precision)
+
+        def load(name: str) -> BoundRegion:
+            return bind(regions[name], models[name], self._engine, self._build)
+
+        return self._each({name: regions[name] for name in ordered}, load, self._load_alone)
+
+    def _each(
+        self,
+        regions: Mapping[str, Region],
+        step: Callable[[str], T],
+        alone: Callable[[Region], object],
+    ) -> tuple[dict[str, T], Refused]:
+        """Take a step for each region; return the results, and the refused nodes with reasons."""
+        results: dict[str, T] = {}
+        refused: Refused = {}
+        for name, region in regions.items():
+            self._build.terms.check_time()
+            try:
+                results[name] = step(name)
+            except NodesRefused as why:
+                refused |= _origins_of_refused(why, region)
+            except Refusal as refusal:
+                refused |= self._refused_alone(region, alone, refusal)
+        return results, refused
+
+    def _read(self, region: Region, models: Artefacts) -> OnnxRegion:
+        engine, build = self._engine, self._build
+        keeps_float32 = build.is_mixed and not region.is_low_precision
+        tables = table_sizes(region.gm)
+        engine.prepare(region.gm, build)
+        graph = to_onnx(region, models)
+        precision = "fp32" if keeps_float32 else build.terms.precision
+        model = as_onnx_region(graph, region, precision, tables)
+        return dataclasses.replace(model, read=engine.read(model, region, build))
+
+    def _read_alone(self, region: Region) -> OnnxRegion:
+        return self._read(region, self._build.terms.artefacts.off_disk())
+
+    def _load_alone(self, region: Region) -> BoundRegion:
+        return bind(region, self._read_alone(region), self._engine, self._build)
+
+    def _refused_alone(
+        self, region: Region, step: Callable[[Region], object], refusal: Refusal
+    ) -> Refused:
+        """Return the calls of a refused region that are refused by themselves, with the reasons.
+
+        Raises:
+            Refusal: the refusal of the region, if no call of it is refused.
+        """
         names = {*origins_of(region.gm).values()}
-        try:
-            return read(region)
-        except Refusal as refusal:
-            if refusal.reason not in reasons:
-                raise
-            calls = [node for node in calls_of(graph.gm) if node.name in names]
-            refused = _refused_alone(calls, why_alone)
-            if not refused:
-                raise
-            return None, refused
+        refused: Refused = {}
+        if isinstance(refusal, ModelRefused) or refusal.reason is Reason.EXPORT_FAILED:
+            for node in calls_of(self._graph.gm):
+                why = None
+                if node.name in names and node.target is not operator.getitem:
+                    why = self._why_alone(node, step)
+                if why is not None:
+                    refused[node.name] = why
+        if not refused:
+            raise refusal
+        return refused
 
-    return read_or_ask
+    def _why_alone(self, node: torch.fx.Node, step: Callable[[Region], object]) -> str | None:
+        """Return why a call is refused as a region of its own; ``None`` if it is taken."""
+        region = alone(node)
+        key = (step.__name__, graph_key(region.gm))
+        if key not in self._alone:
+            self._build.terms.check_time()
+            self._alone[key] = None
+            try:
+                step(region)
+            except NodesRefused as why:
+                self._alone[key] = str(why)
+            except Refusal as refusal:
+                self._alone[key] = self._described(refusal, node)
+        return self._alone[key]
+
+    def _described(self, refusal: Refusal, node: torch.fx.Node) -> str:
+        """Return a short text that says why a call was refused.
+
+        Raises:
+            Refusal: the refusal itself, if the call is not its cause.
+        """
+        title, (first_line, *_) = self._engine.title, str(refusal).partition("\n")
+        match refusal.reason:
+            case Reason.UNSUPPORTED_OP:
+                return f"{title} has no kernel for {dtype_names(dtypes_of(node))}"
+            case Reason.EXPORT_FAILED:
+                return f"the exporter fails: {first_line}"
+            case Reason.BUILD_FAILED:
+                without_code = first_line.rpartition(" : ")[2]
+                return f"{title} refuses it: {without_code}"
+        raise refusal
 
 
-def _refused_alone(calls: Iterable[torch.fx.Node], why_alone: Rule) -> dict[str, str]:
-    """Return the names of the calls that are refused alone, with the reasons."""
-    refused: dict[str, str] = {}
-    for node in calls:
-        why = None if node.target is operator.getitem else why_alone(node)
-        if why is not None:
-            refused[node.name] = why
-    return refused
-
-
-def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict[str, str]:
-    """Return the reasons of a reader's refusals by name of the functional graph's nodes.
-
-    Args:
-        plain: The model that was read.
-        region: The region that the model was made from.
-        why: The reasons of the refusals, by index of the model's nodes.
+def _origins_of_refused(why: NodesRefused, region: Region) -> Refused:
+    """Return the reasons of an engine's refusals, by the names of the functional graph's nodes.
 
     Raises:
         Refusal: ``declined``, where none of the refused nodes comes from a node of the graph.
     """
     origins = origins_of(region.gm)
-    refused: dict[str, str] = {}
-    for index, reason in why.items():
-        name = plain.graph.node_of(plain.origins[index] or "")
+    refused: Refused = {}
+    for index, reason in why.reasons.items():
+        name = why.plain.graph.node_of(why.plain.origins[index] or "")
         if name in origins:
             refused[origins[name]] = reason
-    if why and not refused:
-        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, "; ".join(dict.fromkeys(why.values())))
+    if not refused:
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, str(why))
     return refused
+
+
+def dtype_names(dtypes: Iterable[torch.dtype]) -> str:
+    """Return the names of these dtypes, for messages."""
+    names = {str(each).removeprefix("torch.") for each in dtypes}
+    return ", ".join(sorted(names))

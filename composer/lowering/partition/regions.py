@@ -261,6 +261,11 @@ def seen_by(node: torch.fx.Node) -> Iterator[torch.Tensor]:
     return itertools.chain(operands_of(node), tensors_of(node))
 
 
+def dtypes_of(node: torch.fx.Node) -> frozenset[torch.dtype]:
+    """Return the dtypes of a call's operands and results."""
+    return frozenset(each.dtype for each in seen_by(node))
+
+
 def alone(node: torch.fx.Node) -> Region:
     """Return one call as a region of its own, with a placeholder for each of its operands.
 

@@ -17,7 +17,7 @@ from weight_changes import CHANGES
 
 import composer
 from composer import _torch
-from composer.backends import find_backend, onnxrt
+from composer.backends import find_backend
 from composer.backends.onnxrt import session
 from composer.backends.onnxrt.session import session_options
 from composer.backends.onnxrt.settings import Settings, read_settings
@@ -641,7 +641,7 @@ def test_one_model_is_made_however_many_engines_ask(monkeypatch) -> None:
             raise error
 
     monkeypatch.setattr(_torch.exporter.OnnxTranslator, "translate", count)
-    monkeypatch.setattr(onnxrt, "try_once", fail_once)
+    monkeypatch.setattr("composer.lowering.compile.try_once", fail_once)
     chain = ["onnxrt", {"backend": "onnxrt", "options": {"threads": 1}}]
     model, x = mlp(), torch.randn(2, 8)
     torch.testing.assert_close(compiled(model, *chain)(x), model(x))
@@ -669,7 +669,7 @@ def test_dynamic_dimensions_have_the_names_of_the_graphs_symbols(monkeypatch) ->
         made.append((shapes, to_onnx(region, artefacts)))
         return made[-1][1]
 
-    monkeypatch.setattr(sys.modules["composer.backends.onnxrt.partition"], "to_onnx", spy)
+    monkeypatch.setattr(sys.modules["composer.lowering.partition.by_trial"], "to_onnx", spy)
     run = compiled(lambda x, y: (x @ y + 1, x.shape[0] * 2), "onnxrt", dynamic=True)
     result, number = run(torch.randn(3, 4), torch.randn(4, 6))
     assert (result.shape, number) == ((3, 6), 6)

@@ -10,7 +10,8 @@ import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from common import compiled, last, upstream
 
 from composer import _torch
-from composer.backends.openvino import corrections, engine
+from composer.backends.openvino import compiled as compiling
+from composer.backends.openvino import corrections
 from composer.backends.openvino.corrections import rotations
 from composer.errors import FallbackWarning
 
@@ -131,7 +132,7 @@ def test_packed_queries_as_many_as_heads_are_not_written_over(dynamic, precision
 @WIDE
 def test_openvino_writes_over_packed_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
-    monkeypatch.setattr(engine, "config_for", lambda read: {})
+    monkeypatch.setattr(compiling, "config_for", lambda read: {})
     model, x = Packed(), torch.randn(2, HEADS, HEADS * 16)
     assert (compiled(model, NAME, verify="off")(x) - model(x)).abs().max() > 0.01
 
@@ -143,7 +144,7 @@ def test_openvino_writes_over_them(function, precision, monkeypatch: pytest.Monk
     """The rule may go when it does not any more (2026.4 does)."""
     if precision == "bf16" and not _torch.processor.multiplies_bf16():
         pytest.skip("computed in float32 here")
-    monkeypatch.setattr(engine, "config_for", lambda read: {})
+    monkeypatch.setattr(compiling, "config_for", lambda read: {})
     q, *others = (torch.randn(2, places, HEADS * 16) for places in (HEADS, 24, 24))
     found = compiled(function, NAME, precision=precision)(q, *others)
     assert (found - function(q, *others)).abs().max() > 0.1
@@ -186,7 +187,7 @@ def test_openvino_crashes_on_normalized_attention(run_python) -> None:
 
 ATTRACTED = """
 import sys, torch, composer
-from composer.backends.openvino import engine
+from composer.backends.openvino import compiled
 
 def attracted(a, c):
     delta = torch.zeros_like(c)
@@ -196,7 +197,7 @@ def attracted(a, c):
     return c + delta
 
 if sys.argv[1] == "together":
-    engine.SEPARATE = {"INFERENCE_NUM_THREADS": "1"}
+    compiled.SEPARATE = {"INFERENCE_NUM_THREADS": "1"}
 args = torch.rand(1, 48, 8, 8), torch.rand(1, 16, 8, 8)
 with torch.no_grad():
     result = torch.compile(

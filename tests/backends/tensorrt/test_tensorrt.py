@@ -18,6 +18,7 @@ from torch._dynamo.backends import registry
 
 from composer.backends import tensorrt
 from composer.backends.tensorrt import probe
+from composer.backends.torch_tensorrt import TorchTensorRTBackend
 from composer.errors import Refusal
 
 STAND_IN = """
@@ -56,7 +57,7 @@ def installed(tmp_path, monkeypatch):
     def install(source: str = STAND_IN) -> None:
         (tmp_path / "torch_tensorrt.py").write_text(source)
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(tensorrt.TensorRTBackend, "probe", lambda self, request: None)
+        monkeypatch.setattr(TorchTensorRTBackend, "probe", lambda self, request: None)
 
     yield install
     sys.modules.pop("torch_tensorrt", None)
@@ -94,7 +95,7 @@ def test_with_a_gpu_a_graph_on_the_cpu_has_no_device(monkeypatch) -> None:
     """TensorRT runs graphs on CUDA devices."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(Refusal, match="the graph is on cpu") as caught:
-        tensorrt.TensorRTBackend().probe(types.SimpleNamespace(device="cpu"))
+        tensorrt.TensorRTEngine().probe(types.SimpleNamespace(device="cpu"))
     assert caught.value.reason == "no_device"
 
 
@@ -102,10 +103,10 @@ def test_with_a_gpu_and_no_package_it_is_not_installed(monkeypatch) -> None:
     """Found out without importing anything."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for name in (probe.FOREIGN, *probe.LIBRARIES):  # another test may have imported one
+    for name in probe.LIBRARIES:  # another test may have imported one
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(Refusal) as caught:
-        tensorrt.TensorRTBackend().probe(types.SimpleNamespace(device="cuda:0"))
+        tensorrt.TensorRTEngine().probe(types.SimpleNamespace(device="cuda:0"))
     assert caught.value.reason == "not_installed"
 
 

@@ -10,7 +10,9 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -18,18 +20,21 @@ import pytest
 import torch
 from common import ROOT, thorough
 
+from composer.backends import tensorrt
 from composer.backends.tensorrt import apart, cache, library, plan
 from composer.backends.tensorrt.dtypes import require_dtypes
-from composer.backends.tensorrt.engine import dtypes_of, in_host_memory
+from composer.backends.tensorrt.loading import in_host_memory
 from composer.backends.tensorrt.log import Lines
-from composer.backends.tensorrt.partition import Partition, partition
 from composer.backends.tensorrt.plan import Recipe, Target, build_plan
-from composer.backends.tensorrt.profiles import around, holds, profile_of, ranges_of, wider
+from composer.backends.tensorrt.profiles import around, holds, profile_of, wider
+from composer.backends.tensorrt.regions import Read
 from composer.backends.tensorrt.settings import Settings, read_settings
 from composer.build import BuildTerms
 from composer.errors import OptionError, Refusal
 from composer.lowering.aot import FunctionalGraph, compile_functional
-from composer.lowering.export.plain import shapes_with_symbols
+from composer.lowering.engine import OnnxBuild
+from composer.lowering.loaded import Loaded
+from composer.lowering.partition.by_trial import Partition, partition_by_trial
 from composer.system.disk import digest_of
 from composer.system.subprocesses import Limits
 
@@ -38,9 +43,21 @@ rtx = pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on 
 ADA = Target("an Ada", (8, 9), "0")
 
 
+class Reading(tensorrt.TensorRTEngine):
+    """Reads models, and builds no plan."""
+
+    def load(self, *_: Any) -> Loaded:
+        return Loaded(run=lambda args: [])
+
+
 @pytest.fixture(scope="module")
-def trt() -> library.Library:
-    return library._load("tensorrt_rtx")
+def trt() -> Iterator[library.Library]:
+    """The library that runs on a CPU, for a GPU that is not here."""
+    loaded = library._load("tensorrt_rtx")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensorrt, "load_library", lambda: loaded)
+        patch.setattr(tensorrt, "CudaPlace", lambda device: SimpleNamespace(target=ADA))
+        yield loaded
 
 
 def pieces(
@@ -48,9 +65,10 @@ def pieces(
 ) -> Partition:
     """What a captured function is cut into."""
     made: list[Partition] = []
+    terms = OnnxBuild(settings=read_settings(options), device=torch.device("cpu"))
 
     def build(graph: FunctionalGraph) -> Any:
-        made.append(partition(graph, trt, read_settings(options), BuildTerms()))
+        made.append(partition_by_trial(graph, Reading(), terms))
         return lambda *args: None
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -65,13 +83,13 @@ def pieces(
 def recipe(found: Partition, target: Target = ADA, **options: Any) -> Recipe:
     """How to build the one region's plan."""
     ((name, region),) = found.parts.regions.items()
-    plain, settings = found.models[name], read_settings(options)
-    shapes = shapes_with_symbols(plain.graph, region.gm)
+    settings = read_settings(options)
+    read = Read.of(found.models[name].read.graph, region, settings)
     return Recipe(
-        graph=plain.graph,
-        weights=in_host_memory(plain.graph.inputs, region.weights | region.constants),
-        dtypes=dtypes_of(plain, region),
-        profiles=tuple(profile_of(shapes, each) for each in ranges_of(shapes, settings.profiles)),
+        graph=read.graph,
+        weights=in_host_memory(read.graph.inputs, region.weights | region.constants),
+        dtypes=read.dtypes,
+        profiles=tuple(profile_of(read.shapes, each) for each in read.ranges),
         settings=settings,
         tf32=False,
         target=target,
@@ -79,8 +97,8 @@ def recipe(found: Partition, target: Target = ADA, **options: Any) -> Recipe:
 
 
 def operators(found: Partition) -> list[str]:
-    (plain,) = found.models.values()
-    return [node.op_type for node in plain.graph.model.graph.node]
+    (model,) = found.models.values()
+    return [node.op_type for node in model.read.graph.model.graph.node]
 
 
 @pytest.mark.slow
@@ -139,9 +157,10 @@ def test_a_model_says_everything_in_plain_words(trt) -> None:
     assert operators(found).count("Slice") == 2
     assert not any("Sequence" in name for name in operators(found))
     assert len(build_plan(trt, recipe(found))) > 1_000
-    (plain,) = found.models.values()
-    assert not plain.graph.model.functions
-    assert os.fspath(Path(__file__).parent).encode() not in plain.graph.model.SerializeToString()
+    (model,) = found.models.values()
+    onnx_model = model.read.graph.model
+    assert not onnx_model.functions
+    assert os.fspath(Path(__file__).parent).encode() not in onnx_model.SerializeToString()
 
 
 @pytest.mark.parametrize("low", ["fp16", "bf16"])
@@ -329,6 +348,8 @@ sys.path[:0] = {folders!r}
 from test_tensorrt_build import *
 torch.manual_seed(0)
 module, trt = torch.nn.Linear(4, 4), library._load("tensorrt_rtx")
+tensorrt.load_library = lambda: trt
+tensorrt.CudaPlace = lambda device: SimpleNamespace(target=ADA)
 found = pieces(trt, lambda x: module(x).relu() + torch.arange(4), torch.randn(2, 4))
 print(digest_of(recipe(found).facts(trt)))
 """

@@ -43,8 +43,8 @@ def fake(place, monkeypatch, tmp_path):
     made = Fake(library._load("tensorrt_rtx"))
     monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(probe, "require_device", lambda device: None)
-    monkeypatch.setattr(library, "load_library", lambda: made.library)
-    monkeypatch.setattr(tensorrt, "_place_of", lambda inputs: place)
+    monkeypatch.setattr(tensorrt, "load_library", lambda: made.library)
+    monkeypatch.setattr(tensorrt, "CudaPlace", lambda device: place)
     with torch.no_grad(), composer.using(isolate=False):
         yield made
     for table in (registry._BACKENDS, registry._COMPILER_FNS):

@@ -1,0 +1,156 @@
+"""Compiles a captured graph for an ONNX engine: everything that is the same for all engines.
+
+AOTAutograd makes the graph functional (:mod:`composer.lowering.aot`). It is cut into regions that
+the engine takes (:mod:`composer.lowering.partition.by_trial`), with the weights bound by address.
+The result runs once before it is accepted (:mod:`composer.lowering.trial`). A graph that an earlier
+process compiled is found on disk (:mod:`composer.lowering.export.whole`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.build import BuildFacts
+from composer.errors import refuse
+from composer.graphs import clones, low_precision
+from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
+from composer.lowering.engine import OnnxBuild, RegionEngine, S
+from composer.lowering.export.whole import Whole, whole_of
+from composer.lowering.loaded import BoundRegion
+from composer.lowering.partition.by_trial import bind, partition_by_trial
+from composer.lowering.trial import try_once
+from composer.records import Reason, Status
+
+
+def compile_graph(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    engine: RegionEngine[S],
+    build: OnnxBuild[S],
+) -> Callable[..., Any]:
+    """Compile a captured graph for an engine. The facts are written to the terms of the build.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        engine: The engine.
+        build: The terms of the build.
+
+    Raises:
+        Refusal: the engine can run no part of the graph, or does not work here.
+    """
+    terms = build.terms
+    terms.facts.add(engine.facts(build))
+    if low_precision.marked(gm.graph):
+        build = dataclasses.replace(build, is_mixed=True)
+    whole = None if build.is_mixed else whole_of(gm, example_inputs, build.key, terms)
+    compiled = None if whole is None else _found(whole, example_inputs, engine, build)
+    if compiled is None:
+
+        def compile_one(graph: FunctionalGraph) -> Callable[..., Any]:
+            return _compiled(graph, engine, build, whole)
+
+        dialect = engine.dialect()
+        compiled = compile_functional(gm, example_inputs, compile_one, dialect, terms)
+    if artefacts := str(terms.artefacts):
+        terms.facts.extra["artefacts"] = artefacts
+    return compiled
+
+
+def as_captured(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compile_flat: Callable[[torch.fx.GraphModule], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Compile a graph that Dynamo may not have captured, whose arguments AOTAutograd may not take.
+
+    A graph that Dynamo did not capture may return a tensor or a dict; the compiled graph then
+    returns the same. Numbers that the program draws are passed in another dtype than they were
+    captured in; they are converted.
+
+    Args:
+        gm: The graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        compile_flat: Compiles the graph after it was changed to return a tuple.
+    """
+    _torch.symbols.learn_sizes(gm, example_inputs)
+    flat, restore = clones.flat_outputs(gm)
+    adapt = clones.with_captured_dtypes(gm, example_inputs)
+    compiled = _torch.minifier.for_minifier(compile_flat(flat), flat)
+    if adapt is restore is None:
+        return compiled
+
+    def run(*args: Any) -> Any:
+        adapted = args if adapt is None else adapt(args)
+        outputs = compiled(*adapted)
+        return outputs if restore is None else restore(outputs)
+
+    return run
+
+
+def _compiled(
+    graph: FunctionalGraph,
+    engine: RegionEngine[S],
+    build: OnnxBuild[S],
+    whole: Whole | None,
+) -> Callable[..., Any]:
+    """Compile a functional graph."""
+    facts = build.terms.facts
+    if not engine.trains and graph.kind is not GraphKind.INFERENCE:
+        refuse(Status.DECLINED, Reason.TRAINING_GRAPH, only_inference(engine.title))
+    inputs = graph.gm.graph.find_nodes(op="placeholder")
+    weights = {str(inputs[i].target): weight for i, weight in graph.weights.items()}
+    pieces = partition_by_trial(graph, engine, dataclasses.replace(build, weights=weights))
+    parts = pieces.parts
+    facts.covers(parts.taken, parts.total, parts.left)
+    if graph.kind is not GraphKind.BACKWARD:  # a backward may hold nothing but a view
+        parts.decline_if_empty()
+    _state(facts, pieces.engines.values())
+    compiled = parts.assemble(pieces.engines)
+    try_once(compiled, graph, parts.written)
+    if whole is not None:
+        whole.keep(graph, parts, [*pieces.models.values()])
+    return compiled
+
+
+def only_inference(title: str) -> str:
+    """Return the text of the refusal of a training graph."""
+    return f"{title} runs inference; under torch.no_grad() the graph is that"
+
+
+def _found(
+    whole: Whole,
+    example_inputs: Sequence[Any],
+    engine: RegionEngine[S],
+    build: OnnxBuild[S],
+) -> Callable[..., Any] | None:
+    """Return the compiled graph if an earlier process kept its model; else ``None``."""
+    kept = whole.find(example_inputs)
+    if kept is None:
+        return None
+    parts, model = kept
+    (region,) = parts.regions.values()
+    model = dataclasses.replace(model, read=engine.read(model, region, build))
+    engines = {name: bind(region, model, engine, build) for name in parts.regions}
+    build.terms.facts.covers(parts.taken, parts.total)
+    _state(build.terms.facts, engines.values())
+    return parts.assemble(engines)
+
+
+def _state(facts: BuildFacts, engines: Iterable[BoundRegion]) -> None:
+    """Add the facts of the loaded regions to the facts of the build."""
+    for engine in engines:
+        facts.add(engine.facts)
+        for name, value in engine.sums.items():
+            known = facts.extra.get(name)
+            if isinstance(value, dict):
+                facts.extra[name] = dict(Counter(known or {}) + Counter(value))
+            else:
+                facts.extra[name] = value if known is None else known + value
