@@ -6,9 +6,12 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
-from common import ROOT, compiled, last
+from common import ROOT, compiled, last, upstream
+from onnx.reference import ReferenceEvaluator
 
 import composer
 from composer.backends.onnx_engine import (
@@ -186,3 +189,17 @@ def test_an_engine_is_a_backend_of_dynamo() -> None:
     with pytest.raises(Exception, match="unknown option 'threads'") as caught:
         wrong(x)
     assert isinstance(caught.value.__cause__ or caught.value.inner_exception, OptionError)  # type: ignore[attr-defined]  # Dynamo's
+
+
+@upstream
+def test_the_reference_evaluator_still_gathers_wrongly_from_one_row() -> None:
+    """The example may take ``aten.gather`` when this works."""
+    node = onnx.helper.make_node("GatherElements", ["x", "i"], ["y"], axis=1)
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 9])
+    i = onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [1, 3])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 3])
+    graph = onnx.helper.make_graph([node], "g", [x, i], [y])
+    evaluator = ReferenceEvaluator(onnx.helper.make_model(graph))
+    feeds = {"x": np.zeros((1, 9), np.float32), "i": np.zeros((1, 3), np.int64)}
+    with pytest.raises(ValueError, match="cannot reshape array of size 1"):
+        evaluator.run(None, feeds)

@@ -41,12 +41,12 @@ def recorded() -> str:
     return str(attempt.engine["artefacts"])
 
 
-def warm(function: Any, **how: Any) -> Any:
+def warm(function: Any, engine: str = "onnxrt", **how: Any) -> Any:
     """The function compiled as another process would: nothing of this one is remembered."""
     torch.compiler.reset()
     composer.reset()
     vocabulary.cache_clear()
-    return compiled(function, "onnxrt", **how)
+    return compiled(function, engine, **how)
 
 
 def no_translation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +107,37 @@ print(json.dumps([attempt.engine["artefacts"], [each for each in heavy if each i
     done = fresh_python(code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["graph reused", []]
+
+
+class Looked(nn.Module):
+    """Rows of a table, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(10, 8), mlp()
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.layer(self.table(index))
+
+
+@torch.no_grad()
+def test_openvino_finds_a_whole_graph_and_still_checks_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is known of the graph's tables comes from disk with it; eager raises as it does."""
+    pytest.importorskip("openvino")
+    model, index = Looked(), torch.tensor([1, 9, 0])
+    compiled(model, "openvino")(index)
+    assert recorded() == "kept"
+    no_autograd(monkeypatch)
+    no_translation(monkeypatch)
+    f = warm(model, "openvino")
+    torch.testing.assert_close(f(index), model(index))
+    assert recorded() == "graph reused"
+    model.table.weight.mul_(2)
+    torch.testing.assert_close(f(index), model(index))
+    with pytest.raises(IndexError):
+        f(torch.tensor([1, 10, 0]))
 
 
 def doubled(x: Tensor) -> Tensor:
