@@ -58,7 +58,7 @@ def measured(
         began = time.perf_counter()
         terms = OnnxBuild(settings=settings, device=torch.device("cpu"))
         place = SimpleNamespace(target=target)
-        with mock.patch.object(tensorrt, "CudaPlace", return_value=place):
+        with mock.patch.object(tensorrt, "place_on", return_value=place):
             pieces = partition_by_trial(graph, Reading(), terms)
         row["translate_s"] = time.perf_counter() - began
         row["coverage"] = pieces.parts.taken / pieces.parts.total

@@ -33,7 +33,7 @@ from composer.backends.tensorrt.dtypes import why_not_here
 from composer.backends.tensorrt.library import load_library
 from composer.backends.tensorrt.loading import in_host_memory
 from composer.backends.tensorrt.network import parse
-from composer.backends.tensorrt.place import CudaPlace
+from composer.backends.tensorrt.place import place_on
 from composer.backends.tensorrt.regions import Plans, Read
 from composer.backends.tensorrt.settings import Settings, read_settings
 from composer.backends.tensorrt.tf32 import require_as_allowed
@@ -74,7 +74,7 @@ class TensorRTEngine(OnnxEngine[Settings]):
 
     def facts(self, build: OnnxBuild[Settings]) -> BuildFacts:
         """Return the library, its version, the GPU and the precision."""
-        trt, gpu = load_library(), CudaPlace(build.device).target.gpu
+        trt, gpu = load_library(), place_on(build.device).target.gpu
         extra = {"library": trt.name, "version": trt.version, "gpu": gpu}
         return BuildFacts(precision=build.settings.precision, extra=extra)
 
@@ -87,7 +87,7 @@ class TensorRTEngine(OnnxEngine[Settings]):
         """Simplify a model, and ask TensorRT's parser about it."""
         trt, settings = load_library(), build.settings
         if settings.precision == "fp32":
-            require_as_allowed(region.gm, trt, CudaPlace(build.device).target)
+            require_as_allowed(region.gm, trt, place_on(build.device).target)
         plain = to_plain(model.graph, settings.precision)
         weights = in_host_memory(plain.graph.inputs, region.weights | region.constants)
         with trt.busy, trt.log.recording() as lines:
@@ -102,7 +102,7 @@ class TensorRTEngine(OnnxEngine[Settings]):
         self, region: OnnxRegion, weights: Mapping[str, torch.Tensor], build: OnnxBuild[Settings]
     ) -> Loaded:
         """Build a plan for these weights, or load it from disk."""
-        return Plans(load_library(), CudaPlace(build.device), region.read, build).load(weights)
+        return Plans(load_library(), place_on(build.device), region.read, build).load(weights)
 
 
 tensorrt = dynamo_backend(TensorRTEngine, NAME)

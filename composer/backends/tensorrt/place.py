@@ -6,7 +6,6 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
 
 import torch
 
@@ -17,47 +16,15 @@ from composer.system.hardware import nvidia_driver
 _one_records = forks.lock()
 
 
-class Place(Protocol):
-    """A device, with what running a plan needs."""
-
-    device: torch.device
-    """The device of inputs and outputs."""
-
-    @property
-    def target(self) -> Target:
-        """The GPU and driver that plans are built for."""
-
-    def stream(self) -> int:
-        """Return the handle of the stream for the work of the calling thread."""
-
-    def current(self) -> AbstractContextManager[object]:
-        """Return a context in which the device is the calling thread's current one.
-
-        TensorRT loads an engine on the current device, and can run it only there.
-        """
-
-    def launching(self) -> AbstractContextManager[object]:
-        """Return a context that orders the launched work within the caller's stream."""
-
-    def record(self, launch: Callable[[int], None]) -> Callable[[], None]:
-        """Run ``launch`` once, then record a second run of it; return a function that replays it.
-
-        Args:
-            launch: Puts the work on the stream with this handle.
-        """
-
-    def wait(self) -> None:
-        """Wait until the work on the calling thread's stream is done."""
-
-
-class CudaPlace:
-    """A CUDA device: work goes to torch's current stream.
+class Place:
+    """A CUDA device, with what running a plan needs: work goes to torch's current stream.
 
     On the default stream TensorRT would wait for the whole device at each call. In that case the
     work goes to a side stream. The side stream waits for the default one first, and the default one
     waits for it afterwards.
 
-    Not run: no machine with a GPU was available.
+    Attributes:
+        device: The device of inputs and outputs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,7 +36,7 @@ class CudaPlace:
 
     @functools.cached_property
     def target(self) -> Target:
-        """Name and compute capability of the GPU, and the driver."""
+        """The GPU and driver that plans are built for."""
         capability = torch.cuda.get_device_capability(self.device)
         return Target(torch.cuda.get_device_name(self.device), capability, _driver())
 
@@ -78,7 +45,10 @@ class CudaPlace:
         return self._stream().cuda_stream
 
     def current(self) -> AbstractContextManager[object]:
-        """Return torch's context for this device."""
+        """Return a context in which the device is the calling thread's current one.
+
+        TensorRT loads an engine on the current device, and can run it only there.
+        """
         return torch.cuda.device(self.device)
 
     @contextmanager
@@ -92,7 +62,7 @@ class CudaPlace:
             current.wait_stream(chosen)
 
     def record(self, launch: Callable[[int], None]) -> Callable[[], None]:
-        """Record a CUDA graph, and return the function that replays it.
+        """Run ``launch`` on a stream, record a second run, and return a function that replays it.
 
         TensorRT creates some objects at its first run, so ``launch`` runs once before the
         recording. Only one recording happens at a time, on a stream that is used for nothing else.
@@ -108,12 +78,18 @@ class CudaPlace:
         return graph.replay
 
     def wait(self) -> None:
-        """Wait for the current stream."""
+        """Wait until the work on the calling thread's stream is done."""
         torch.cuda.current_stream(self.device).synchronize()
 
     def _stream(self) -> torch.cuda.Stream:
         current = torch.cuda.current_stream(self.device)
         return self._side if current == self._default else current
+
+
+@functools.cache
+def place_on(device: torch.device) -> Place:
+    """Return the place of a CUDA device, whose streams all regions share."""
+    return Place(device)
 
 
 def _driver() -> str:

@@ -56,7 +56,7 @@ def trt() -> Iterator[library.Library]:
     loaded = library._load("tensorrt_rtx")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensorrt, "load_library", lambda: loaded)
-        patch.setattr(tensorrt, "CudaPlace", lambda device: SimpleNamespace(target=ADA))
+        patch.setattr(tensorrt, "place_on", lambda device: SimpleNamespace(target=ADA))
         yield loaded
 
 
@@ -349,7 +349,7 @@ from test_tensorrt_build import *
 torch.manual_seed(0)
 module, trt = torch.nn.Linear(4, 4), library._load("tensorrt_rtx")
 tensorrt.load_library = lambda: trt
-tensorrt.CudaPlace = lambda device: SimpleNamespace(target=ADA)
+tensorrt.place_on = lambda device: SimpleNamespace(target=ADA)
 found = pieces(trt, lambda x: module(x).relu() + torch.arange(4), torch.randn(2, 4))
 print(digest_of(recipe(found).facts(trt)))
 """

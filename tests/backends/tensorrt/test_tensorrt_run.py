@@ -44,7 +44,7 @@ def fake(place, monkeypatch, tmp_path):
     monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(probe, "require_device", lambda device: None)
     monkeypatch.setattr(tensorrt, "load_library", lambda: made.library)
-    monkeypatch.setattr(tensorrt, "CudaPlace", lambda device: place)
+    monkeypatch.setattr(tensorrt, "place_on", lambda device: place)
     with torch.no_grad(), composer.using(isolate=False):
         yield made
     for table in (registry._BACKENDS, registry._COMPILER_FNS):
