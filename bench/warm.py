@@ -1,10 +1,10 @@
 """How long a process takes to its first result, with nothing on disk and after another process.
 
-Every start is a process of its own, and the variants take turns: Inductor and composer with ONNX
-Runtime, each cold (empty caches), warm (right after a process that filled them), and loaded from a
-file that another process wrote (docs/how-to/save-a-compile.md); and Dynamo with nothing behind it,
-below which no engine can come that it has to trace for. Run from anywhere, with composer
-installed::
+Every start is a process of its own, and the variants take turns: Inductor, and composer with ONNX
+Runtime and with OpenVINO, each cold (empty caches) and warm (right after a process that filled
+them); the first two also loaded from a file that another process wrote
+(docs/how-to/save-a-compile.md); and Dynamo with nothing behind it, below which no engine can come
+that it has to trace for. Run from anywhere, with composer installed::
 
     python bench/warm.py --models bert,resnet --rounds 5 --json bench/results/warm.json
 
@@ -38,6 +38,7 @@ from timing import Series, machine, paired_ratio, quartiles, write_json
 EAGER = "dynamo"
 INDUCTOR_COLD, INDUCTOR_WARM = "inductor, cold", "inductor, warm"
 COMPOSER_COLD, COMPOSER_WARM = "composer[onnxrt], cold", "composer[onnxrt], warm"
+OPENVINO_COLD, OPENVINO_WARM = "composer[openvino], cold", "composer[openvino], warm"
 INDUCTOR_LOADED, COMPOSER_LOADED = "inductor, loaded", "composer[onnxrt], loaded"
 
 
@@ -45,22 +46,27 @@ INDUCTOR_LOADED, COMPOSER_LOADED = "inductor, loaded", "composer[onnxrt], loaded
 class Variant:
     """A way to start: ``backend`` and ``options`` of ``torch.compile``.
 
-    Those that are ``loaded`` read what was compiled from a file.
+    Those that are ``loaded`` read what was compiled from a file. ``caches`` is the folder that cold
+    and warm starts of one engine share.
     """
 
     name: str
     backend: str
     options: dict[str, Any] | None = None
     loaded: bool = False
+    caches: str = ""
 
 
 ONNXRT = {"chain": ["onnxrt"]}
+OPENVINO = {"chain": ["openvino"]}
 VARIANTS = (
     Variant(EAGER, "eager"),
     Variant(INDUCTOR_COLD, "inductor"),
     Variant(INDUCTOR_WARM, "inductor"),
     Variant(COMPOSER_COLD, "composer", ONNXRT),
     Variant(COMPOSER_WARM, "composer", ONNXRT),
+    Variant(OPENVINO_COLD, "composer", OPENVINO, caches="openvino"),
+    Variant(OPENVINO_WARM, "composer", OPENVINO, caches="openvino"),
     Variant(INDUCTOR_LOADED, "inductor", loaded=True),
     Variant(COMPOSER_LOADED, "composer", ONNXRT, loaded=True),
 )
@@ -71,6 +77,7 @@ RATIOS = (
     (COMPOSER_WARM, INDUCTOR_COLD),
     (COMPOSER_WARM, INDUCTOR_WARM),
     (COMPOSER_COLD, INDUCTOR_COLD),
+    (OPENVINO_WARM, OPENVINO_COLD),
     (COMPOSER_LOADED, INDUCTOR_LOADED),
     (COMPOSER_LOADED, INDUCTOR_WARM),
 )
@@ -148,9 +155,10 @@ def measure(model: str, rounds: int, *, tiny: bool) -> dict[str, Any]:
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             for variant in VARIANTS:
+                caches = Path(folder, variant.caches)
                 if variant.loaded:
-                    apart("write", model, variant, Path(folder), tiny=tiny)
-                found = apart("start", model, variant, Path(folder), tiny=tiny)
+                    apart("write", model, variant, caches, tiny=tiny)
+                found = apart("start", model, variant, caches, tiny=tiny)
                 times[variant.name].append(found["seconds"])
                 artefacts[variant.name] = found["artefacts"]
     return {
