@@ -38,7 +38,7 @@ class Fact(BaseModel):
     Attributes:
         kind: The name of the kind, and of its folder on disk.
         noun: What one such fact is called.
-        parts: The parts of the fingerprint that it depends on.
+        depends_on: The parts of the fingerprint that it depends on.
         limit: Bytes that all facts of the kind may take on disk; 0 keeps them in memory only.
         is_shared: True if machines share it, where the policy names a store.
         outlives_reset: True if :func:`composer.reset` does not forget it.
@@ -50,7 +50,7 @@ class Fact(BaseModel):
 
     kind: ClassVar[str]
     noun: ClassVar[str] = "fact"
-    parts: ClassVar[tuple[str, ...]]
+    depends_on: ClassVar[tuple[str, ...]]
     limit: ClassVar[int] = 0
     is_shared: ClassVar[bool] = False
     outlives_reset: ClassVar[bool] = False
@@ -150,13 +150,13 @@ class Knowledge:
 
     def recall(self, kind: type[F], fingerprint: Fingerprint, settings: Cache) -> Known[F]:
         """Return a fact that still holds, and where it was found."""
-        key = fingerprint.key(kind.parts)
+        key = fingerprint.key(kind.depends_on)
         if key is None or not kind.most_days(settings):
             return Known()
         mine = self._in_memory(kind, key)
         if mine.fact is not None and _holds(mine.fact, fingerprint, settings):
             return mine
-        if not kind.limit or not fingerprint.outlives_process(kind.parts):
+        if not kind.limit or not fingerprint.outlives_process(kind.depends_on):
             return Known()
         own = self._on_disk(kind, key)
         if not _may_use(own, fingerprint, settings):
@@ -190,11 +190,11 @@ class Knowledge:
         Returns:
             Why it could not be kept beyond this process; empty if it could, or need not be.
         """
-        key = fingerprint.key(fact.parts)
+        key = fingerprint.key(fact.depends_on)
         if key is None:
             return "nobody knows what the engines are"
         self._remember(key, _Learnt(fact))
-        if only_here or not fact.limit or not fingerprint.outlives_process(fact.parts):
+        if only_here or not fact.limit or not fingerprint.outlives_process(fact.depends_on):
             return ""
         own = fact.cache()
         is_on_disk = own.put(key, fact.model_dump(mode="json"))
@@ -208,7 +208,7 @@ class Knowledge:
 
     def forget(self, kind: type[Fact], fingerprint: Fingerprint) -> None:
         """Forget a fact that proved wrong. One in a shared store is left to be replaced."""
-        key = fingerprint.key(kind.parts)
+        key = fingerprint.key(kind.depends_on)
         if key is None:
             return
         with self._lock:

@@ -124,7 +124,7 @@ def test_a_change_forgets_the_facts_that_depend_on_it(kind: type[Fact], change: 
     knowledge = Knowledge()
     knowledge.learn(fact(kind, made()), made(), CACHE)
     assert knowledge.recall(kind, made(), CACHE).fact is not None
-    is_concerned = not DEPENDS.get(change, {change}).isdisjoint(kind.parts)
+    is_concerned = not DEPENDS.get(change, {change}).isdisjoint(kind.depends_on)
     found = knowledge.recall(kind, made(*CHANGES[change]), CACHE).fact
     assert (found is None) == is_concerned
 
@@ -144,7 +144,7 @@ def test_a_change_of_the_machine_forgets_what_depends_on_it(
     else:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     found = knowledge.recall(kind, made(), CACHE).fact
-    assert (found is None) == (part in kind.parts)
+    assert (found is None) == (part in kind.depends_on)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -190,7 +190,7 @@ class Slow(Fact):
     """A kind of fact that a test adds."""
 
     kind: ClassVar[str] = "slow"
-    parts: ClassVar[tuple[str, ...]] = ("graph", "engine", "versions")
+    depends_on: ClassVar[tuple[str, ...]] = ("graph", "engine", "versions")
     limit: ClassVar[int] = 1 << 20
 
     milliseconds: float
