@@ -37,7 +37,7 @@ class Session:
         configured: The argument of ``composer.configure``.
         sinks: The sinks, which are given every record.
         witness: Under ``composer lock``, the object that is shown every graph
-            (:mod:`composer.chain.lock.witness`).
+            (:mod:`composer.chain.lock.observed`).
         progress: The compile under way.
         captured: Names of the modules and functions that have a graph.
         noted: The number of compiles that gave no graph.

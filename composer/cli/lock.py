@@ -11,15 +11,16 @@ from typing import Annotated, TextIO
 
 import typer
 
-from composer.chain.lock import difference, file
+from composer.chain.lock import difference
 from composer.chain.lock.difference import Difference
-from composer.chain.lock.file import LOCK_FILE, Lock
 from composer.chain.lock.hold import lock_path
-from composer.chain.lock.witness import watching
+from composer.chain.lock.observed import watching
 from composer.cli import run
 from composer.cli.process import refuse_switches
 from composer.cli.usage import USAGE, PolicyFile, fail, fail_if_not, fail_on
 from composer.errors import LockError
+from composer.knowledge import lock_file
+from composer.knowledge.lock_file import LOCK_FILE, Lock
 from composer.telemetry.recording import Process
 from composer.telemetry.report import counted
 
@@ -85,7 +86,7 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
             typer.echo(f"composer: {each.graph.title}: {text}; {locked}", err=True)
     _check_content(content)
     with fail_if_not("written", path):
-        file.write(path, content, program.command)
+        lock_file.write(path, content, program.command)
     if as_json:
         print(json.dumps({"file": str(path), **content.model_dump()}), file=stdout)
         return
@@ -97,7 +98,7 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
 def _compare(program: Program, path: Path, as_json: bool) -> None:
     """Run the program and print its differences from the lock; exit with 1 if there are any."""
     with fail_on(LockError):
-        expected = file.read(path)
+        expected = lock_file.read(path)
     with watching(expected) as witness:
         code, stdout = program.run()
     differences = difference.compare(expected, witness.served())
@@ -117,7 +118,7 @@ def _check_place(path: Path) -> None:
     if not path.parent.is_dir():
         fail(f"there is no folder {str(path.parent)!r}", USAGE)
     with fail_if_not("read", path, USAGE):
-        is_foreign = file.is_foreign(path)
+        is_foreign = lock_file.is_foreign(path)
     if is_foreign:
         fail(f"{str(path)!r} was not written by composer; remove it, or give another --lock", USAGE)
 

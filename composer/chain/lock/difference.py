@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer.chain.lock.describe import version_here
-from composer.chain.lock.file import Lock, LockedGraph, LockedPass
 from composer.errors import first_line
+from composer.knowledge.chosen import version_here
+from composer.knowledge.lock_file import Lock, LockedGraph, LockedPass
 from composer.records import Attempt, in_precision, spelled
 from composer.telemetry.report import counted
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from composer import session
 from composer.chain.candidates import ChainEntry, entries_of
-from composer.chain.lock import file
-from composer.chain.lock.describe import describe, versions_with
 from composer.chain.lock.difference import between, called, versions
-from composer.chain.lock.file import LOCK_FILE, LockedGraph
-from composer.chain.lock.witness import Witness, server_of
+from composer.chain.lock.observed import Witness, server_of
 from composer.errors import LockError
+from composer.knowledge import lock_file
+from composer.knowledge.chosen import describe, versions_with
+from composer.knowledge.lock_file import LOCK_FILE, LockedGraph
 from composer.policy import Candidate, Policy, sources
 from composer.policy.resolution import Resolved
 from composer.records import EAGER, GraphRequest
@@ -67,7 +67,7 @@ def _entry(graph: LockedGraph, entries: tuple[ChainEntry, ...]) -> LockedGraph:
         LockError: the graph or versions differ from the lock; the error names each difference.
     """
     path = lock_path()
-    lock = file.read(path)
+    lock = lock_file.read(path)
     same = lock.entry(graph)
     entry = same or lock.nearest(graph)
     if entry is None:

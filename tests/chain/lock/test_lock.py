@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 
 import composer
 from composer import session
-from composer.chain.lock import file
-from composer.chain.lock.describe import readable
-from composer.chain.lock.witness import watching
+from composer.chain.lock.observed import watching
 from composer.cli import app
 from composer.errors import LockError
 from composer.graphs import capture, keys
+from composer.knowledge import lock_file
+from composer.knowledge.chosen import readable
 from composer.knowledge.facts import Fact, Knowledge, Known
 from composer.knowledge.failure import Failure
 from composer.knowledge.fingerprint import Fingerprint
@@ -344,7 +344,7 @@ def test_lock_that_is_a_link_stays_one(is_there: bool) -> None:
     LOCK.symlink_to("locks/real.lock")
     lock()
     assert LOCK.is_symlink()
-    assert file.read(Path("locks/real.lock")).graphs[0].engine == "eager"
+    assert lock_file.read(Path("locks/real.lock")).graphs[0].engine == "eager"
     assert [each.name for each in Path("locks").iterdir()] == ["real.lock"]
 
 
@@ -383,7 +383,7 @@ def locked_for(**options: Any) -> None:
     """Write the lock of ``cosine`` with these options."""
     with watching() as witness:
         compiled(cosine, **options)(torch.ones(4))
-    file.write(LOCK, witness.locks(), ["by", "hand"])
+    lock_file.write(LOCK, witness.locks(), ["by", "hand"])
     torch.compiler.reset()
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from composer import session
 from composer.chain.candidates import ChainEntry
-from composer.chain.lock.describe import readable, versions_with
 from composer.chain.lock.difference import Served
-from composer.chain.lock.file import Lock, LockedGraph
+from composer.knowledge.chosen import readable, versions_with
+from composer.knowledge.lock_file import Lock, LockedGraph
 from composer.records import CompileReport, plain
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from composer.chain.lock.file import LockedGraph, LockedPass
 from composer.graphs import keys
+from composer.knowledge.lock_file import LockedGraph, LockedPass
 from composer.passes.base import GraphPass
 from composer.passes.digests import fields_of
 from composer.passes.function import qualified_name
