@@ -64,6 +64,7 @@ class _Trial:
     passes: LatePasses
     made: dict[str, object] | None
     facts: BuildFacts
+    options: dict[str, Any]
     among_ranks: bool = False
     precision: Precision | None = None
     in_fp32: int = 0
@@ -105,7 +106,8 @@ def try_candidate(
     is_fallback = entry.is_fallback
     started, handled = time.perf_counter(), sys.exception()
     fingerprint = Fingerprint(request, (entry.parts,))
-    trial = _Trial(request, entry, passes, made, BuildFacts(), among_ranks)
+    options = plain(entry.candidate.options)  # an engine may change its own
+    trial = _Trial(request, entry, passes, made, BuildFacts(), options, among_ranks)
     if lacks := _torch.names.off(look=False):
         trial.facts.extra["torch_lacks"] = lacks
     try:
@@ -352,9 +354,8 @@ def _decline_low_coverage(facts: BuildFacts, least: float) -> None:
 def _record(trial: _Trial, started: float) -> Attempt:
     """Return the record of an attempt as accepted, with its current facts."""
     entry, facts = trial.entry, trial.facts
-    options = plain(dict(entry.candidate.options))
     of_policy = {
-        "options": options,
+        "options": trial.options,
         "on_trial": entry.on_trial,
         "precision": trial.precision,
         "products_in_fp32": trial.in_fp32,
@@ -367,7 +368,7 @@ def _record(trial: _Trial, started: float) -> Attempt:
         seconds=time.perf_counter() - started,
         coverage=facts.coverage,
         engine={name: value for name, value in of_policy.items() if value} | facts.record(),
-        options=options,
+        options=trial.options,
         precision=trial.precision,
         products_in_fp32=trial.in_fp32,
         on_trial=entry.on_trial,
