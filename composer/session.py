@@ -36,7 +36,7 @@ class Session:
     Attributes:
         configured: The argument of ``composer.configure``.
         sinks: The sinks, which are given every record.
-        witness: Under ``composer lock``, the object that is shown every graph
+        observed: Under ``composer lock``, the object that is shown every graph
             (:mod:`composer.chain.lock.observed`).
         progress: The compile under way.
         captured: Names of the modules and functions that have a graph.
@@ -54,7 +54,7 @@ class Session:
     def __init__(self) -> None:
         self.configured: Source = None
         self.sinks = Sinks()
-        self.witness: Any = None
+        self.observed: Any = None
         self.knowledge = Knowledge()
         self.background = Worker()
         self.copies = Copies()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, TypeVar
@@ -28,7 +29,8 @@ _SKEW = 1.0
 """How many days the clock of another machine may be ahead. The age of a newer fact is unknown."""
 
 
-def _now() -> datetime:
+def now() -> datetime:
+    """Return the time at which a fact is learnt now."""
     return datetime.now(UTC)
 
 
@@ -55,7 +57,7 @@ class Fact(BaseModel):
     is_shared: ClassVar[bool] = False
     outlives_reset: ClassVar[bool] = False
 
-    learnt: AwareDatetime = Field(default_factory=_now)
+    learnt: AwareDatetime = Field(default_factory=now)
     process: str = Field(default_factory=this_process)
 
     @field_validator("*", mode="before")
@@ -88,7 +90,7 @@ class Fact(BaseModel):
     @property
     def age(self) -> float:
         """Its age in seconds."""
-        return (_now() - self.learnt).total_seconds()
+        return (now() - self.learnt).total_seconds()
 
     @classmethod
     def cache(cls) -> DiskCache:
@@ -126,7 +128,8 @@ class _Learnt:
 class Knowledge:
     """All facts that this process knows or can find.
 
-    They are looked up in memory, on disk, and in the store that machines share, in this order.
+    They are looked up in memory, on disk, and in the store that machines share, in this order; or
+    in ``composer.lock`` alone.
 
     Attributes:
         fills_store: True if facts that are found on disk go to a shared store that lacks them.
@@ -148,8 +151,25 @@ class Knowledge:
         following._memory = {at: each for at, each in known if each.fact.outlives_reset}
         return following
 
-    def recall(self, kind: type[F], fingerprint: Fingerprint, settings: Cache) -> Known[F]:
-        """Return a fact that still holds, and where it was found."""
+    def recall(
+        self,
+        kind: type[F],
+        fingerprint: Fingerprint,
+        settings: Cache,
+        *,
+        only: Iterable[Fact] | None = None,
+    ) -> Known[F]:
+        """Return a fact that still holds, and where it was found.
+
+        Args:
+            kind: The kind of fact.
+            fingerprint: What it is about.
+            settings: What may be kept, and which store machines share.
+            only: The facts of ``composer.lock``, where nothing else may be looked at.
+        """
+        if only is not None:
+            facts = (each for each in only if isinstance(each, kind))
+            return Known(next((each for each in facts if each.is_about(fingerprint)), None))
         key = fingerprint.key(kind.depends_on)
         if key is None or not kind.most_days(settings):
             return Known()

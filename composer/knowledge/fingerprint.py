@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +60,13 @@ class Fingerprint:
     Attributes:
         request: The graph.
         candidates: The candidate, or the candidates of a chain.
+        named_parts: The graph, its policy and its passes as ``composer.lock`` shows them, equal on
+            all ranks (:func:`composer.graphs.keys.parts_of`); ``None`` if nobody asks for them.
     """
 
     request: GraphRequest
     candidates: tuple[CandidateParts, ...]
+    named_parts: Mapping[str, str] | None = None
 
     @property
     def graph(self) -> str:

@@ -12,18 +12,20 @@ import torch
 
 from composer.backends.base import Backend
 from composer.knowledge import fingerprint
+from composer.knowledge.chosen import Chosen
 from composer.knowledge.facts import Fact, Knowledge
 from composer.knowledge.failure import Failure
 from composer.knowledge.fingerprint import CandidateParts, Fingerprint
 from composer.knowledge.quarantine import Quarantined
 from composer.knowledge.self_test import SelfTest
 from composer.knowledge.verdict import Verdict
-from composer.policy import Cache
+from composer.passes.resolve import SharedPasses
+from composer.policy import Cache, Policy
 from composer.records import Attempt, End, GraphRequest, Outcome, Reason, Status
 from composer.system.disk import this_process
 
 CACHE = Cache()
-KINDS: list[type[Fact]] = [Failure, Verdict, SelfTest, Quarantined]
+KINDS: list[type[Fact]] = [Failure, Verdict, SelfTest, Quarantined, Chosen]
 
 
 class Engine(Backend):
@@ -61,7 +63,9 @@ def request() -> GraphRequest:
     )
 
 
-def made(candidate: dict[str, Any] | None = None, graph: dict[str, Any] | None = None) -> Any:
+def made(
+    candidate: dict[str, Any] | None = None, graph: dict[str, Any] | None = None, code: str = ""
+) -> Any:
     """Return the fingerprint of one candidate for one graph."""
     usual = CandidateParts(
         name="engine",
@@ -74,7 +78,8 @@ def made(candidate: dict[str, Any] | None = None, graph: dict[str, Any] | None =
         terms="0.5",
     )
     asked = dataclasses.replace(request(), **(graph or {}))
-    return Fingerprint(asked, (dataclasses.replace(usual, **(candidate or {})),))
+    parts = {"operations": code}
+    return Fingerprint(asked, (dataclasses.replace(usual, **(candidate or {})),), parts)
 
 
 def fact(kind: type[Fact], of: Fingerprint) -> Fact:
@@ -83,6 +88,9 @@ def fact(kind: type[Fact], of: Fingerprint) -> Fact:
         return Quarantined(held="engine")
     if kind is SelfTest:
         return SelfTest(backend="engine", why="")
+    if kind is Chosen:
+        graph = Chosen.of(of.request, Policy(), SharedPasses(), 0)
+        return graph.model_copy(update={"engine": "engine", "parts": of.named_parts})
     if kind is Failure:
         crash = Attempt("engine", Status.CRASHED, Reason.CRASHED, "signal 11", 1.0)
         return Failure.of(of.request, crash)
@@ -94,7 +102,7 @@ def fact(kind: type[Fact], of: Fingerprint) -> Fact:
     return Verdict.of(of, outcome, 1.0)
 
 
-CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+CHANGES: dict[str, tuple[Any, ...]] = {
     "graph": ({}, {"graph_digest": "c" * 64}),
     "compile": ({}, {"graph_key": "c" * 64}),
     "candidate": ({"held": print}, {}),
@@ -106,6 +114,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "build": ({"build": "auto 0.0"}, {}),
     "terms": ({"terms": "0.6"}, {}),
     "device": ({}, {"device": "meta"}),
+    "named_parts": ({}, {}, "sin"),
 }
 """Changes of one part each."""
 
@@ -184,6 +193,32 @@ def test_a_verdict_with_a_failure_depends_on_the_limits() -> None:
     assert both.fits(made())
     assert not both.fits(made({"limits": "1200 s"}))
     assert verdict.fits(made({"limits": "1200 s"}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lock_alone_is_asked_where_it_is_given(kind: type[Fact]) -> None:
+    """Nothing that this process has learnt, and nothing on disk, is found then."""
+    knowledge = Knowledge()
+    knowledge.learn(fact(kind, made()), made(), CACHE)
+    assert knowledge.recall(kind, made(), CACHE, only=()).fact is None
+    others = [fact(each, made()) for each in KINDS if each is not kind]
+    assert knowledge.recall(kind, made(), CACHE, only=others).fact is None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_entry_of_the_lock_is_found_by_the_named_parts(change: str) -> None:
+    """They alone say if it is the same graph under the same policy and passes."""
+    entry = fact(Chosen, made())
+    only = [*(fact(each, made()) for each in KINDS if each is not Chosen), entry]
+    assert Knowledge().recall(Chosen, made(), CACHE, only=only).fact == entry
+    found = Knowledge().recall(Chosen, made(*CHANGES[change]), CACHE, only=only).fact
+    assert (found is None) == (change == "named_parts")
+
+
+def test_every_kind_of_fact_is_tested_here() -> None:
+    """A kind that is added gets its line in the list above."""
+    ours = [each for each in Fact.__subclasses__() if each.__module__.startswith("composer.")]
+    assert set(ours) == set(KINDS)
 
 
 class Slow(Fact):

@@ -414,8 +414,8 @@ def losers() -> list[composer.Attempt]:
 
 
 def move_clock(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    now = facts._now
-    monkeypatch.setattr(facts, "_now", lambda: now() + timedelta(days=days))
+    now = facts.now
+    monkeypatch.setattr(facts, "now", lambda: now() + timedelta(days=days))
 
 
 def change_threads(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,42 +1,63 @@
-"""Collects the graphs of the program that ``composer lock`` or ``composer lock --check`` runs."""
+"""The graphs of the program that ``composer lock`` runs, and who serves each of them in the end.
+
+A fact on who serves is made when the program is over. Until then an engine may fail at a call, and
+one graph may be compiled several times and be served by several engines. So the last record of each
+compile is collected here, as a sink.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 from composer import session
 from composer.chain.candidates import ChainEntry
-from composer.chain.lock.difference import Served
-from composer.knowledge.chosen import readable, versions_with
-from composer.knowledge.lock_file import Lock, LockedGraph
-from composer.records import CompileReport, plain
+from composer.knowledge.chosen import Chosen, readable, version_here
+from composer.knowledge.lock_file import Lock
+from composer.records import EAGER, Attempt, CompileReport, plain
+from composer.system import distribution
+from composer.telemetry.report import counted
 
 
-def server_of(entry: ChainEntry) -> tuple[str, dict[str, Any], str]:
-    """Return a candidate as :attr:`LockedGraph.server` has it: its name, options and precision."""
-    precision = "bf16" if entry.precision == "bf16" else ""
-    return entry.candidate.name, readable(entry.candidate.options), precision
+def server_of(entry: ChainEntry) -> dict[str, Any]:
+    """Return a candidate as :attr:`Chosen.server` has it: its name, options and precision."""
+    return {
+        "engine": entry.candidate.name,
+        "options": readable(entry.candidate.options),
+        "precision": "bf16" if entry.precision == "bf16" else "",
+    }
 
 
-class _Place(NamedTuple):
-    """An entry of a chain, described before an engine could change its options.
+def packages_of(entries: Iterable[ChainEntry]) -> tuple[str, ...]:
+    """Return torch, composer, and the packages of the engines of these candidates."""
+    packages = itertools.chain.from_iterable(each.backend.packages for each in entries)
+    return ("torch", distribution.NAME, *packages)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A graph of the program, and the candidate that serves it.
 
     Attributes:
-        entry: The entry.
-        server: The result of :func:`server_of`.
-        recorded: The options as the record of an attempt has them.
+        chosen: The entry that the lock would have for it.
+        packages: torch, composer, and the packages of the engine that serves.
+        attempts: The candidates that were tried.
+        apart: If others serve some of its compiles: the entry for each, and a sentence about it.
     """
 
-    entry: ChainEntry
-    server: tuple[str, dict[str, Any], str]
-    recorded: Any
+    chosen: Chosen
+    packages: tuple[str, ...]
+    attempts: tuple[Attempt, ...] = ()
+    apart: tuple[tuple[Chosen, str], ...] = ()
 
 
-class Witness:
+class Observed:
     """A sink that is also told of every graph before a candidate is tried on it.
 
     Args:
@@ -45,107 +66,94 @@ class Witness:
 
     def __init__(self, lock: Lock | None = None) -> None:
         self.lock = lock
-        self._graphs: dict[str, LockedGraph] = {}
-        self._same: dict[str, str] = {}
-        self._chains: dict[str, list[_Place]] = {}
+        self._met: dict[int, dict[str, Served]] = {}
         self._records: dict[int, dict[str, Any]] = {}
 
-    def meet(self, graph: LockedGraph, entries: Sequence[ChainEntry]) -> None:
-        """Keep the entry and the chain of a graph that is about to be compiled.
-
-        Two keys are the same graph if their parts are equal. The keys can still differ, by
-        ``strict`` or by the number of a device.
-        """
-        alike = (key for key, each in self._graphs.items() if each.parts == graph.parts)
-        key = self._same[graph.key] = next(alike, graph.key)
-        self._graphs.setdefault(key, graph)
-        self._chains[key] = [
-            _Place(entry, server_of(entry), plain(dict(entry.candidate.options)))
-            for entry in entries
-        ]
-
-    def entry(self, graph: LockedGraph) -> LockedGraph | None:
-        """Return the entry of a graph in the lock that the program is compared with."""
-        return self.lock.entry(graph) if self.lock else None
+    def meet(self, number: int, graph: Chosen, entries: Sequence[ChainEntry]) -> None:
+        """Keep what the lock would say of a graph, for each candidate that may come to serve it."""
+        nobody = Served(graph, packages_of(()))
+        eager = Served(graph.model_copy(update={"engine": EAGER}), packages_of(()))
+        self._met[number] = {"": nobody, EAGER: eager} | {
+            _label(each.candidate.name, plain(each.candidate.options), each.on_trial): Served(
+                graph.model_copy(update=server_of(each)), packages_of([each])
+            )
+            for each in entries
+        }
 
     def emit(self, record: dict[str, Any]) -> None:
         """Keep the last record of each compile."""
         self._records[record["number"]] = record
 
     def served(self) -> list[Served]:
-        """Return each graph once, in the order of compiling, with the engine that serves it now.
+        """Return each graph once, in the order of compiling, with the candidate that serves it now.
 
-        Graphs without a record are left out. The program does not run them, because Dynamo has
-        captured them anew.
+        Compiles without a record are left out. The program does not run them, because Dynamo has
+        captured the graph anew.
         """
-        reports = [CompileReport.from_dict(each) for each in self._records.values()]
+        by_parts = defaultdict[str, list[Served]](list)
+        for number, candidates in self._met.items():
+            if number in self._records:
+                served = _served(candidates, CompileReport.from_dict(self._records[number]))
+                by_parts[str(served.chosen.parts)].append(served)
         positions = Counter[str]()
         found = []
-        for key, graph in self._graphs.items():
-            mine = [each for each in reports if self._same.get(each.graph_key) == key]
-            if not mine:
-                continue
-            counted = graph.model_copy(update={"position": positions[graph.model]})
-            positions[graph.model] += 1
-            found.append(self._served(counted, mine))
+        for compiles in by_parts.values():
+            most = _most(compiles)
+            model = most.chosen.model
+            numbered = most.chosen.model_copy(update={"position": positions[model]})
+            positions[model] += 1
+            found.append(dataclasses.replace(most, chosen=numbered))
         return found
 
-    def _served(self, graph: LockedGraph, reports: Sequence[CompileReport]) -> Served:
-        """Return the engine that serves most compiles of a graph; the others are in ``apart``."""
-        by_server = defaultdict[str, list[Served]](list)
-        for each in reports:
-            served = self._as_served(graph, each)
-            by_server[str(served.graph.server)].append(served)
-        groups = by_server.values()
-        most = max(groups, key=lambda group: (bool(group[0].graph.engine), len(group)))
-        apart = [(group[0].graph, len(group)) for group in groups if group is not most]
-        return dataclasses.replace(most[0], compiles=len(reports), apart=tuple(apart))
-
-    def _as_served(self, graph: LockedGraph, report: CompileReport) -> Served:
-        served: dict[str, Any] = {"engine": report.chosen}
-        place = self._place_that_serves(graph.key, report)
-        packages: tuple[str, ...] = ()
-        if place is not None:
-            _, served["options"], served["precision"] = place.server
-            packages = place.entry.backend.packages
-        versions = versions_with(packages)
-        return Served(graph.model_copy(update=served), versions, report.attempts)
-
-    def _place_that_serves(self, key: str, report: CompileReport) -> _Place | None:
-        """Return the place in the chain that serves; a name may stand there more than once."""
-        named = [each for each in self._chains[key] if each.server[0] == report.chosen]
-        accepted = [each for each in report.attempts if each.accepted]
-        if not accepted:
-            return next(iter(named), None)
-        serves = accepted[-1]
-
-        def likeness(place: _Place) -> tuple[bool, bool]:
-            return place.recorded == serves.options, place.entry.on_trial == serves.on_trial
-
-        return max(named, key=likeness, default=None)
-
-    def locks(self) -> Lock:
+    def export(self) -> Lock:
         """Return the lock of the program, to be written to the file."""
         served = self.served()
-        versions: dict[str, str] = {}
-        for each in served:
-            versions |= each.versions
-        graphs = sorted((each.graph for each in served), key=lambda g: (g.model, g.position))
-        return Lock(version=1, versions=dict(sorted(versions.items())), graphs=tuple(graphs))
+        packages = sorted(itertools.chain.from_iterable(each.packages for each in served))
+        graphs = sorted((each.chosen for each in served), key=lambda g: (g.model, g.position))
+        versions = {name: version_here(name) for name in packages}
+        return Lock(version=1, versions=versions, graphs=tuple(graphs))
+
+
+def _served(candidates: Mapping[str, Served], report: CompileReport) -> Served:
+    """Return the candidate that serves one compile of a graph."""
+    serves = candidates[report.chosen if report.chosen == EAGER else ""]
+    for each in report.attempts:
+        if each.accepted and each.backend == report.chosen:
+            # A lock that names eager adds it to a chain that lacks it.
+            serves = candidates.get(_label(each.backend, each.options, each.on_trial), serves)
+    return dataclasses.replace(serves, attempts=report.attempts)
+
+
+def _label(name: str, options: Mapping[str, Any], on_trial: bool) -> str:
+    """Return what tells a candidate from the others of its chain, in its entry and its record."""
+    return f"{name} {options} {on_trial}"
+
+
+def _most(compiles: Sequence[Served]) -> Served:
+    """Return the candidate that serves most compiles of a graph; the others are in ``apart``."""
+    counts = Counter(str(each.chosen.server) for each in compiles)
+    by_server = {str(each.chosen.server): each for each in reversed(compiles)}
+    most = max(counts, key=lambda server: (bool(by_server[server].chosen.engine), counts[server]))
+    apart = []
+    for server in counts.keys() - {most}:
+        other = by_server[server].chosen
+        times = f"{counts[server]} of {counted(len(compiles), 'compile')}"
+        apart.append((other, f"served by {other.sentence()} in {times}"))
+    return dataclasses.replace(by_server[most], apart=tuple(sorted(apart, key=itemgetter(1))))
 
 
 @contextmanager
-def watching(lock: Lock | None = None) -> Iterator[Witness]:
+def observing(lock: Lock | None = None) -> Iterator[Observed]:
     """Collect all graphs that are compiled through composer until the block ends.
 
     Args:
         lock: The lock to compare the program with.
     """
-    witness = Witness(lock)
-    session.add_sink(witness)
-    session.current().witness = witness
+    observed = Observed(lock)
+    session.add_sink(observed)
+    session.current().observed = observed
     try:
-        yield witness
+        yield observed
     finally:
-        session.current().witness = None
-        session.remove_sink(witness)
+        session.current().observed = None
+        session.remove_sink(observed)

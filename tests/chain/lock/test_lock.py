@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import composer
 from composer import session
-from composer.chain.lock.observed import watching
+from composer.chain.lock.observed import observing
 from composer.cli import app
 from composer.errors import LockError
 from composer.graphs import capture, keys
@@ -381,9 +381,9 @@ def cosine(x: torch.Tensor) -> torch.Tensor:
 
 def locked_for(**options: Any) -> None:
     """Write the lock of ``cosine`` with these options."""
-    with watching() as witness:
+    with observing() as observed:
         compiled(cosine, **options)(torch.ones(4))
-    lock_file.write(LOCK, witness.locks(), ["by", "hand"])
+    lock_file.write(LOCK, observed.export(), ["by", "hand"])
     torch.compiler.reset()
 
 
@@ -394,9 +394,9 @@ def test_an_engine_that_changes_its_options_is_locked_with_those_of_the_chain() 
         options["sizes"].clear()
         return FakeBackend()(gm, _)
 
-    with watching() as witness:
+    with observing() as observed:
         compiled(cosine, {"backend": engine, "options": {"sizes": {"x": 1}}})(torch.ones(4))
-    (graph,) = witness.locks().graphs
+    (graph,) = observed.export().graphs
     assert graph.options == {"sizes": {"x": 1}}
 
 
@@ -656,14 +656,24 @@ def test_graph_is_the_same_however_refusals_are_answered() -> None:
         raise RuntimeError("mine")
 
     broken = {"passes": [raises], "on_pass_error": "raise"}
-    with watching() as witness:
+    with observing() as observed:
         for how in ({}, {"strict": True}, {"on_exhausted": "raise"}):
             torch.compiler.reset()
             compiled(cosine, "eager", **how)(torch.ones(4))
         with pytest.raises(BackendCompilerFailed, match="mine"):
             compiled(torch.sin, "eager", **broken)(torch.ones(4))
     assert len({each.graph_key for each in composer.reports()}) == 3
-    assert [each.graph.title for each in witness.served()] == [f"graph 0 of {__name__}.cosine"]
+    assert [each.chosen.title for each in observed.served()] == [f"graph 0 of {__name__}.cosine"]
+
+
+def test_check_of_a_lock_that_names_eager_for_a_chain_without_it() -> None:
+    """Eager is added to the chain while the program runs, and serves as the file says."""
+    Path("composer.toml").write_text(TABLE)
+    program()
+    lock()
+    edit(lambda table: table["graphs"][0].update(engine="eager"))
+    assert differences() == []
+    assert last().chosen == "eager"
 
 
 def test_search_for_a_culprit_asks_no_lock() -> None:
@@ -676,9 +686,9 @@ def describes(**how: Any) -> tuple[str, dict[str, str], tuple[str, ...]]:
     """Key, parts and inputs of one compile."""
     fn, x = how.pop("fn", cosine), how.pop("x", torch.ones(4))
     torch.compiler.reset()
-    with watching() as witness:
+    with observing() as observed:
         compiled(fn, "eager", **how)(x)
-    graph = witness.served()[-1].graph
+    graph = observed.served()[-1].chosen
     return graph.key, graph.parts, graph.inputs
 
 
@@ -770,9 +780,11 @@ def test_a_fact_bars_the_locked_engine_and_brings_no_other(
     usual = Knowledge.recall
     kind, fact = FACTS[reason]
 
-    def recall(self: Knowledge, asked: Any, fingerprint: Fingerprint, settings: Any) -> Any:
+    def recall(
+        self: Knowledge, asked: Any, fingerprint: Fingerprint, settings: Any, **only: Any
+    ) -> Any:
         is_it = asked is kind and fingerprint.candidates[0].name == "onnxrt"
-        return Known(fact) if is_it else usual(self, asked, fingerprint, settings)
+        return Known(fact) if is_it else usual(self, asked, fingerprint, settings, **only)
 
     monkeypatch.setattr(Knowledge, "recall", recall)
     compiled(cosine, locked=True, **options)(torch.ones(4))
