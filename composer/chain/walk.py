@@ -69,8 +69,9 @@ def walk(
 
     # 2. The winner of an earlier benchmark is tried first and, if it is accepted, alone.
     known: Known[Verdict] = Known()
+    whole = remembered.fingerprint_of(request, entries)
     if benchmark is not None and not at_run_time:
-        known = remembered.recall(request, entries, benchmark)
+        known = remembered.recall(whole, benchmark)
     verdict = known.fact
     if verdict is not None and verdict.winner is None:
         return remembered.outcome_of(verdict, known.source, fallback())
@@ -97,7 +98,7 @@ def walk(
             return remembered.outcome_of(verdict, known.source, tried)
         if verdict is not None:
             # The winner of then is refused now, so all are measured anew.
-            remembered.forget(request, entries)
+            session.current().knowledge.forget(Verdict, whole)
             verdict = None
         if is_accepted and benchmark is None:
             return choice.first(list(ends.values()), tried, obstacle)
@@ -113,7 +114,7 @@ def walk(
     outcome = choice.fastest(in_chain, fallback, request, benchmark)
     free_memory()  # of those that lost
     if not at_run_time:
-        remembered.keep(request, entries, benchmark, outcome)
+        remembered.keep(whole, benchmark, outcome)
     return outcome
 
 
