@@ -267,7 +267,7 @@ class _Task:
 
     def _fallback(self) -> choice.Tried:
         with _torch.compiles.compiling(), _torch.randomness.frozen_generators():
-            self.successors.eager.made_for(self.inputs)
+            self.successors.eager.made_for(self.inputs, alongside=True)
         return choice.fallback_of(self.successors.fallback, self.successors.eager.passes)
 
     def _try(self, entry: ChainEntry) -> choice.Tried:
