@@ -22,6 +22,9 @@ from composer.system.disk import DiskCache, this_process, warn_of
 
 _DAY = 86_400.0
 
+KEPT_FACTS = 10_000
+"""How many facts are kept in memory. Beyond that the oldest is forgotten."""
+
 _OF_LEARNING = {"learnt", "process"}
 """The fields that say when a fact was learnt, and by whom."""
 
@@ -239,6 +242,8 @@ class Knowledge:
     def _remember(self, key: str, learnt: _Learnt) -> None:
         with self._lock:
             self._memory[learnt.fact.kind, key] = learnt
+            if len(self._memory) > KEPT_FACTS:
+                del self._memory[next(iter(self._memory))]
 
     def _in_memory(self, kind: type[F], key: str) -> Known[F]:
         """Return what this process has learnt, unless it was removed from the disk since.

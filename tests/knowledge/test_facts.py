@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from composer.backends.base import Backend
-from composer.knowledge import fingerprint
+from composer.knowledge import facts, fingerprint
 from composer.knowledge.chosen import Chosen
 from composer.knowledge.facts import Fact, Knowledge
 from composer.knowledge.failure import Failure
@@ -154,6 +154,30 @@ def test_a_change_of_the_machine_forgets_what_depends_on_it(
         monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     found = knowledge.recall(kind, made(), CACHE).fact
     assert (found is None) == (part in kind.depends_on)
+
+
+def test_settings_are_those_of_when_the_fingerprint_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that sets the number of threads does not change what a benchmark is about."""
+    before = made()
+    key = before.key(Verdict.depends_on)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert before.key(Verdict.depends_on) == key
+    assert made().key(Verdict.depends_on) != key
+
+
+def test_the_oldest_facts_are_forgotten_where_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that compiles without end does not fill the memory with them."""
+    monkeypatch.setattr(facts, "KEPT_FACTS", 2)
+    knowledge = Knowledge()
+    prints = [made(graph={"graph_key": digit * 64}) for digit in "123"]
+    for each in prints:
+        knowledge.learn(Quarantined(held="engine"), each, CACHE)
+    found = [knowledge.recall(Quarantined, each, CACHE).fact for each in prints]
+    assert [each is not None for each in found] == [False, True, True]
 
 
 @pytest.mark.parametrize("kind", KINDS)

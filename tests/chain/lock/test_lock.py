@@ -523,6 +523,16 @@ def test_position_of_a_graph_counts_all_that_were_compiled(
         torch.compiler.reset()
 
 
+def test_positions_of_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that compiles a model without end has so many numbers, and no more."""
+    monkeypatch.setattr(session, "KEPT_POSITIONS", 2)
+    f = compiled(cosine, dynamic=False, chain=["eager"])
+    for size in (4, 5, 6, 7):
+        f(torch.ones(size, 3))
+    assert len(session.current().positions[last().model]) == 2
+    assert session.current().position(last().model, "another") == 2
+
+
 def test_lock_names_no_code() -> None:
     """An engine that is not in the chain is refused by its name alone."""
     locked_for(chain=["eager"])
