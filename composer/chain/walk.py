@@ -129,9 +129,9 @@ def _in_order(entries: Sequence[ChainEntry], verdict: Verdict | None) -> list[in
 def _is_refused(attempt: Attempt) -> bool:
     """Return True if a candidate was not accepted, although it should have been under ``strict``.
 
-    A candidate that the policy skips, or has on trial, need not be accepted.
+    A candidate that the policy skips, or takes tentatively, need not be accepted.
     """
-    return not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.on_trial)
+    return not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.tentative)
 
 
 _FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
@@ -144,8 +144,8 @@ def objection(
 
     It is a ``CandidateError`` under ``strict`` if a candidate was not accepted, and
     ``ChainExhausted`` under ``on_exhausted="raise"`` if none was. A candidate that was slower in a
-    benchmark counts as accepted, and one on trial need not be accepted. With ``shows_faults``, it
-    is the error of the first candidate that failed.
+    benchmark counts as accepted, and a tentative one need not be accepted. With ``shows_faults``,
+    it is the error of the first candidate that failed.
     """
     ended = [(attempt, cause) for attempt, cause in outcome.ends if cause is not None]
     faults = _FAULTS if shows_faults else ()

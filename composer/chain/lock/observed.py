@@ -74,7 +74,7 @@ class Observed:
         nobody = Served(graph, packages_of(()))
         eager = Served(graph.model_copy(update={"engine": EAGER}), packages_of(()))
         self._met[number] = {"": nobody, EAGER: eager} | {
-            _label(each.candidate.name, plain(each.candidate.options), each.on_trial): Served(
+            _label(each.candidate.name, plain(each.candidate.options), each.tentative): Served(
                 graph.model_copy(update=server_of(each)), packages_of([each])
             )
             for each in entries
@@ -120,13 +120,13 @@ def _served(candidates: Mapping[str, Served], report: CompileReport) -> Served:
     for each in report.attempts:
         if each.accepted and each.backend == report.chosen:
             # A lock that names eager adds it to a chain that lacks it.
-            serves = candidates.get(_label(each.backend, each.options, each.on_trial), serves)
+            serves = candidates.get(_label(each.backend, each.options, each.tentative), serves)
     return dataclasses.replace(serves, attempts=report.attempts)
 
 
-def _label(name: str, options: Mapping[str, Any], on_trial: bool) -> str:
+def _label(name: str, options: Mapping[str, Any], tentative: bool) -> str:
     """Return what tells a candidate from the others of its chain, in its entry and its record."""
-    return f"{name} {options} {on_trial}"
+    return f"{name} {options} {tentative}"
 
 
 def _most(compiles: Sequence[Served]) -> Served:
