@@ -25,6 +25,9 @@ _DAY = 86_400.0
 KEPT_FACTS = 10_000
 """How many facts are kept in memory. Beyond that the oldest is forgotten."""
 
+_HERE = "the memory of this process"
+"""The source of a fact that is kept nowhere else."""
+
 _OF_LEARNING = {"learnt", "process"}
 """The fields that say when a fact was learnt, and by whom."""
 
@@ -119,15 +122,6 @@ class Known(Generic[F]):
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Learnt:
-    """A fact in memory, whether it is on disk as well, and why it could not be kept elsewhere."""
-
-    fact: Fact
-    is_on_disk: bool = False
-    trouble: str = ""
-
-
 class Knowledge:
     """All facts that this process knows or can find.
 
@@ -143,7 +137,7 @@ class Knowledge:
         self.fills_store = False
         self.unkept: dict[str, str] = {}
         self._lock = forks.lock()
-        self._memory: dict[tuple[str, str], _Learnt] = {}
+        self._memory: dict[tuple[str, str], Known[Any]] = {}
         self._stores: dict[str, SharedStore] = {}
 
     def successor(self) -> Knowledge:
@@ -151,7 +145,9 @@ class Knowledge:
         following = Knowledge()
         with self._lock:
             known = list(self._memory.items())
-        following._memory = {at: each for at, each in known if each.fact.outlives_reset}
+        following._memory = {
+            at: each for at, each in known if each.fact and each.fact.outlives_reset
+        }
         return following
 
     def recall(
@@ -185,7 +181,7 @@ class Knowledge:
         if not _may_use(own, fingerprint, settings):
             own = Known(trouble=own.trouble)
         if own.fact is not None and kind.outlives_reset:
-            self._remember(key, _Learnt(own.fact, is_on_disk=True))
+            self._remember(kind, key, own)
         store = self._store(settings) if kind.is_shared else None
         if store is None:
             return own
@@ -216,17 +212,17 @@ class Knowledge:
         key = fingerprint.key(fact.depends_on)
         if key is None:
             return "nobody knows what the engines are"
-        self._remember(key, _Learnt(fact))
+        self._remember(type(fact), key, Known(fact, _HERE))
         if only_here or not fact.limit or not fingerprint.outlives_process(fact.depends_on):
             return ""
         own = fact.cache()
-        is_on_disk = own.put(key, fact.model_dump(mode="json"))
-        trouble = "" if is_on_disk else own.trouble
+        source = str(own.path) if own.put(key, fact.model_dump(mode="json")) else _HERE
+        trouble = own.trouble if source == _HERE else ""
         store = self._store(settings) if fact.is_shared else None
         if store is not None:
             store.put(key, fact.model_dump_json(indent=1))
             trouble = store.trouble
-        self._remember(key, _Learnt(fact, is_on_disk, trouble))
+        self._remember(type(fact), key, Known(fact, source, trouble))
         return trouble
 
     def forget(self, kind: type[Fact], fingerprint: Fingerprint) -> None:
@@ -239,9 +235,9 @@ class Knowledge:
         if kind.limit:
             kind.cache().remove(key)
 
-    def _remember(self, key: str, learnt: _Learnt) -> None:
+    def _remember(self, kind: type[Fact], key: str, known: Known[Any]) -> None:
         with self._lock:
-            self._memory[learnt.fact.kind, key] = learnt
+            self._memory[kind.kind, key] = known
             if len(self._memory) > KEPT_FACTS:
                 del self._memory[next(iter(self._memory))]
 
@@ -250,13 +246,8 @@ class Knowledge:
 
         `composer cache clear` in another process does that.
         """
-        mine = self._memory.get((kind.kind, key))
-        if mine is None or not isinstance(mine.fact, kind):
-            return Known()
-        if not mine.is_on_disk:
-            return Known(mine.fact, "the memory of this process", mine.trouble)
-        own = kind.cache()
-        return Known(mine.fact, str(own.path), mine.trouble) if own.has(key) else Known()
+        mine = self._memory.get((kind.kind, key), Known())
+        return mine if mine.source in ("", _HERE) or kind.cache().has(key) else Known()
 
     def _store(self, settings: Cache) -> SharedStore | None:
         if not settings.store:

@@ -12,15 +12,14 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from composer.errors import LockError
-from composer.knowledge.chosen import Chosen, LockedPass
+from composer.knowledge.chosen import Chosen
 from composer.policy import FormatVersion
+from composer.policy.wording import in_words
 from composer.records import printable
-from composer.registry import did_you_mean
 
 LOCK_FILE = "composer.lock"
 
@@ -79,7 +78,7 @@ def _parsed(path: Path, modified: int, size: int) -> Lock:
     try:
         lock = Lock.model_validate(table)
     except ValidationError as error:
-        mistakes = [_mistake(each) for each in error.errors()]
+        mistakes = [in_words(each, Lock) for each in error.errors()]
         raise LockError(path, "is malformed", mistakes) from None
     if ambiguous := list(_ambiguous(lock)):
         raise LockError(path, "is malformed", ambiguous)
@@ -100,18 +99,6 @@ def _ambiguous(lock: Lock) -> Iterator[str]:
             yield f"{graph.title} stands there twice (served by {engines})"
         elif twin is not graph:
             yield f"{graph.title} is the same as {twin.title}"
-
-
-def _mistake(error: Any) -> str:
-    where = ".".join(map(str, error["loc"]))
-    if error["type"] != "extra_forbidden":
-        message: str = error["msg"].removeprefix("Value error, ")
-        return f"{where}: {message}" if where else message
-    *parents, key = error["loc"]
-    table: type[BaseModel] = Lock
-    if "graphs" in parents:
-        table = LockedPass if "passes" in parents else Chosen
-    return f"unknown key {where!r}{did_you_mean(str(key), table.model_fields)}"
 
 
 def is_foreign(path: Path) -> bool:

@@ -564,9 +564,12 @@ def at_one_place(table: dict[str, Any]) -> None:
             at_one_place,
             r"graph 0 of \S+cosine stands there twice \(served by eager, and by eager\)",
         ),
-        (lambda t: t.update(version=True), "version: the version of the format is the whole num"),
-        (lambda t: t.update(version=1.0), "version: the version of the format is the whole num"),
-        (lambda t: t["graphs"][0].update(training="yes"), "graphs.0.training: Input should be a"),
+        (lambda t: t.update(version=True), "option 'version' is True: the version"),
+        (lambda t: t.update(version=1.0), "option 'version' is 1.0: the version"),
+        (
+            lambda t: t["graphs"][0].update(training="yes"),
+            r"option 'graphs\[0\].training' is 'yes'",
+        ),
         (lambda t: t["graphs"][0].update(engine=""), r"graph 0 of \S+cosine has no engine"),
     ],
 )
@@ -591,13 +594,16 @@ def test_lock_may_begin_with_a_byte_order_mark() -> None:
     [
         (None, "cannot be read: No such file"),
         ("[versions\n", "cannot be read"),
-        ("", "is malformed: version: Field required; versions: Field required; graphs"),
-        ("version = 2\nversions = {}\ngraphs = []\n", "is malformed: version: Input should be 1"),
+        ("", "is malformed: option 'version' is missing; option 'versions' is missing; opt"),
+        ("version = 2\nversions = {}\ngraphs = []\n", "malformed: option 'version' is 2: Input"),
         (
             "version = 1\nversions = {}\n[[graphs]]\nengin = 'eager'\n",
-            "unknown key 'graphs.0.engin'; did you mean 'engine'?",
+            "unknown option 'graphs[0].engin'; did you mean 'engine'? (accepted: model, position,",
         ),
-        ("version = 1\nversions = {}\ngraphs = []\ngraph = 1\n", "unknown key 'graph'; did you"),
+        (
+            "version = 1\nversions = {}\ngraphs = []\ngraph = 1\n",
+            "unknown option 'graph'; did you mean",
+        ),
     ],
 )
 def test_missing_or_malformed_lock_is_an_error_that_names_it(text: str | None, said: str) -> None:
