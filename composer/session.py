@@ -30,8 +30,7 @@ from composer.telemetry.sinks import Sinks
 KEPT_REPORTS = 1000
 
 KEPT_POSITIONS = 10_000
-"""How many graphs of a model have a number of their own. Only a program that compiles without end
-has more."""
+"""How many graphs of a model have a number of their own."""
 
 
 class Session:

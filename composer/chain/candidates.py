@@ -65,7 +65,7 @@ class ChainEntry:
         return CandidateParts(
             name=self.candidate.name,
             backend=self.backend,
-            held=self.candidate.backend,
+            in_chain=self.candidate.backend,
             options=str(sorted(self.candidate.options.items())),
             precision=self.precision or "",
             limits=str(self.limits),

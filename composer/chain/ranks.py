@@ -76,15 +76,15 @@ class _Decision:
     name: str
     why: str
 
-    def held(self, entries: Sequence[ChainEntry]) -> list[ChainEntry]:
+    def restricted(self, entries: Sequence[ChainEntry]) -> list[ChainEntry]:
         """Return the chain with all but the candidate that serves barred."""
-        held = list(entries)
+        restricted = list(entries)
         for place, each in enumerate(entries):
             # Chains may differ, if the machines of the ranks have other engines installed.
             serves = place == self.place and each.candidate.name == self.name
             if not serves and self.place is not None:
-                held[place] = dataclasses.replace(each, barred=each.barred or self.why)
-        return held
+                restricted[place] = dataclasses.replace(each, barred=each.barred or self.why)
+        return restricted
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Talk:
             return _noted(walk(entries), trouble)
         if decision is None:
             return self._lead(entries, walk, seconds)
-        outcome = walk(decision.held(entries))
+        outcome = walk(decision.restricted(entries))
         if outcome.chosen != decision.name:
             return _noted(outcome, f"no: {decision.why}")
         return _noted(outcome, {"leader": decision.leader, "seconds": seconds})

@@ -119,14 +119,14 @@ def _check_content(content: Lock) -> None:
             fail(f"{each.title} is served by nobody: its compile ended in an error")
 
 
-def _summary(held: Lock) -> str:
-    engines = Counter(each.engine for each in held.graphs).most_common()
+def _summary(content: Lock) -> str:
+    engines = Counter(each.engine for each in content.graphs).most_common()
     served = ", ".join(f"{name} {count}" for name, count in engines)
-    return f"{counted(len(held.graphs), 'graph')}, served by: {served}"
+    return f"{counted(len(content.graphs), 'graph')}, served by: {served}"
 
 
-def _lines(path: Path, held: Lock, differences: Sequence[Difference]) -> Sequence[str]:
+def _lines(path: Path, content: Lock, differences: Sequence[Difference]) -> Sequence[str]:
     if not differences:
-        return [f"{path}: {_summary(held)}; all as it says"]
+        return [f"{path}: {_summary(content)}; all as it says"]
     heading = f"{path}: {counted(len(differences), 'difference')}"
     return [heading, *(f"  {each}" for each in differences)]

@@ -32,8 +32,8 @@ class CandidateParts:
     Attributes:
         name: The engine, as the chain spells it.
         backend: The engine.
-        held: The object that stands in the chain, if it is no name. Different callables may have
-            the same name, such as those that one function makes.
+        in_chain: The object that stands in the chain, if it is no name. Different callables may
+            have the same name, such as those that one function makes.
         options: The options of the candidate, as text.
         precision: The precision; empty if the policy asks for none.
         limits: The limits of its build, as text.
@@ -43,7 +43,7 @@ class CandidateParts:
 
     name: str
     backend: Backend
-    held: object
+    in_chain: object
     options: str
     precision: str
     limits: str
@@ -170,10 +170,11 @@ class Fingerprint:
 
 def _name_here(each: CandidateParts) -> str:
     """Return the name of a candidate in this process."""
-    if isinstance(each.held, str):
+    if isinstance(each.in_chain, str):
         return each.name
-    held = getattr(each.held, "__self__", each.held)  # a bound method is made anew each time
-    return f"{each.name} at {id(held):#x}"
+    # A bound method is made anew each time.
+    given = getattr(each.in_chain, "__self__", each.in_chain)
+    return f"{each.name} at {id(given):#x}"
 
 
 def _identity(each: CandidateParts) -> str:

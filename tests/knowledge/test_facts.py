@@ -70,7 +70,7 @@ def made(
     usual = CandidateParts(
         name="engine",
         backend=ENGINE,
-        held="engine",
+        in_chain="engine",
         options="[]",
         precision="",
         limits="120 s",
@@ -85,7 +85,7 @@ def made(
 def fact(kind: type[Fact], of: Fingerprint) -> Fact:
     """Return a fact of a kind that was learnt about these candidates."""
     if kind is Quarantined:
-        return Quarantined(held="engine")
+        return Quarantined(in_chain="engine")
     if kind is SelfTest:
         return SelfTest(backend="engine", why="")
     if kind is Chosen:
@@ -105,7 +105,7 @@ def fact(kind: type[Fact], of: Fingerprint) -> Fact:
 CHANGES: dict[str, tuple[Any, ...]] = {
     "graph": ({}, {"graph_digest": "c" * 64}),
     "compile": ({}, {"graph_key": "c" * 64}),
-    "candidate": ({"held": print}, {}),
+    "candidate": ({"in_chain": print}, {}),
     "engine": ({"backend": Engine("engine 2")}, {}),
     "options": ({"options": "[('threads', 2)]"}, {}),
     "mode": ({}, {"mode": "max-autotune"}),
@@ -175,7 +175,7 @@ def test_the_oldest_facts_are_forgotten_where_there_are_too_many(
     knowledge = Knowledge()
     prints = [made(graph={"graph_key": digit * 64}) for digit in "123"]
     for each in prints:
-        knowledge.learn(Quarantined(held="engine"), each, CACHE)
+        knowledge.learn(Quarantined(in_chain="engine"), each, CACHE)
     found = [knowledge.recall(Quarantined, each, CACHE).fact for each in prints]
     assert [each is not None for each in found] == [False, True, True]
 

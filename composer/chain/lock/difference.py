@@ -70,10 +70,10 @@ def _changes(entry: Chosen, served: Served) -> Iterator[tuple[str, str]]:
 def versions(lock: Lock, packages: Iterable[str]) -> Iterator[str]:
     """Yield a sentence for each package whose version is not the lock's."""
     for package in packages:
-        then, now = lock.versions.get(package, ""), version_here(package)
+        then = lock.versions.get(package) or "not installed"
+        now = version_here(package) or "not installed"
         if then != now:
-            missing = "not installed"
-            yield f"{package} {then or missing} in the lock, {now or missing} here"
+            yield f"{package} {then} in the lock, {now} here"
 
 
 def between(locked: Chosen, here: Chosen) -> Iterator[tuple[str, str]]:

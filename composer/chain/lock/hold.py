@@ -43,15 +43,15 @@ def hold(request: GraphRequest, resolved: Resolved) -> Resolved:
     if lock is not None and policy.locked:
         of = Fingerprint(request, (), graph.parts)
         entry = here.knowledge.recall(Chosen, of, resolved.cache, only=lock.graphs).fact
-    held = _held_to(entry, entries)
+    restricted = _restricted_to(entry, entries)
     if observed is not None:
         observed.meet(request.number, graph, entries)
         policy = _in_the_foreground(policy)  # so that the engine that serves in the end is known
     elif lock is not None:
         _refuse_differences(lock, graph, entry, entries)
-    if held:
+    if restricted:
         policy = _in_the_foreground(policy, by="first")
-    return dataclasses.replace(resolved, policy=policy, entries=held or entries)
+    return dataclasses.replace(resolved, policy=policy, entries=restricted or entries)
 
 
 def _in_the_foreground(policy: Policy, **changes: Any) -> Policy:
@@ -86,7 +86,7 @@ def _refuse_differences(
     differences = [sentence for _, sentence in between(entry, graph)]
     engines = [each for each in entries if server_of(each) == entry.server]
     differences += versions(lock, packages_of(engines))
-    if same and not _held_to(same, entries):
+    if same and not _restricted_to(same, entries):
         differences.append(f"{same.sentence()}, which it names, is not in the chain")
     if not differences:
         return
@@ -96,7 +96,7 @@ def _refuse_differences(
     raise LockError(path, f"does not hold {graph.title}; {nearest}", differences)
 
 
-def _held_to(entry: Chosen | None, entries: tuple[ChainEntry, ...]) -> tuple[ChainEntry, ...]:
+def _restricted_to(entry: Chosen | None, entries: tuple[ChainEntry, ...]) -> tuple[ChainEntry, ...]:
     """Return the chain with all but the locked engine barred; empty if the chain lacks that engine.
 
     If the eager fallback is the locked engine, it is added to the chain: it can be the fastest
@@ -109,8 +109,8 @@ def _held_to(entry: Chosen | None, entries: tuple[ChainEntry, ...]) -> tuple[Cha
     if entry.server not in map(server_of, entries):
         return ()
     barred = f"{LOCK_FILE} says {entry.sentence()} for this graph"
-    held = list(entries)
+    restricted = list(entries)
     for place, each in enumerate(entries):
         if server_of(each) != entry.server:
-            held[place] = dataclasses.replace(each, barred=barred)
-    return tuple(held)
+            restricted[place] = dataclasses.replace(each, barred=barred)
+    return tuple(restricted)

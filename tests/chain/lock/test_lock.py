@@ -780,7 +780,7 @@ FACTS: dict[str, tuple[type[Fact], Fact]] = {
             status="crashed", reason="crashed", message="signal 11", error_type="", traceback=""
         ),
     ),
-    "quarantined": (Quarantined, Quarantined(held="onnxrt")),
+    "quarantined": (Quarantined, Quarantined(in_chain="onnxrt")),
     "engine_incompatible": (SelfTest, SelfTest(backend="onnxrt", why="it fails the test")),
 }
 """By the reason that the record gives: a kind of fact, and one such fact."""
