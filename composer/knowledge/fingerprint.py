@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,8 +32,8 @@ class CandidateParts:
     Attributes:
         name: The engine, as the chain spells it.
         backend: The engine.
-        held: The object that stands in the chain, if it is no name. Different callables may have
-            the same name, such as those that one function makes.
+        in_chain: The object that stands in the chain, if it is no name. Different callables may
+            have the same name, such as those that one function makes.
         options: The options of the candidate, as text.
         precision: The precision; empty if the policy asks for none.
         limits: The limits of its build, as text.
@@ -43,12 +43,20 @@ class CandidateParts:
 
     name: str
     backend: Backend
-    held: object
+    in_chain: object
     options: str
     precision: str
     limits: str
     build: str
     terms: str
+
+
+def _settings() -> list[Any]:
+    return [
+        torch.get_num_threads(),
+        _torch.modes.float32_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    ]
 
 
 @dataclass(frozen=True)
@@ -60,10 +68,16 @@ class Fingerprint:
     Attributes:
         request: The graph.
         candidates: The candidate, or the candidates of a chain.
+        settings: The settings of the process that the speed and the numbers of engines depend on,
+            as they were when the fingerprint was made. An engine may change them.
+        named_parts: The graph, its policy and its passes as ``composer.lock`` shows them, equal on
+            all ranks (:func:`composer.graphs.keys.parts_of`); ``None`` if nobody asks for them.
     """
 
     request: GraphRequest
     candidates: tuple[CandidateParts, ...]
+    named_parts: Mapping[str, str] | None = None
+    settings: list[Any] = field(default_factory=_settings)
 
     @property
     def graph(self) -> str:
@@ -138,15 +152,6 @@ class Fingerprint:
         return self.request.device.partition(":")[0]
 
     @property
-    def settings(self) -> list[Any]:
-        """The settings of the process that the speed and the numbers of engines depend on."""
-        return [
-            torch.get_num_threads(),
-            _torch.modes.float32_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-        ]
-
-    @property
     def versions(self) -> list[str]:
         """The versions of composer, torch and Python. Those of an engine are in its identity."""
         return [version_of(distribution.NAME), torch.__version__, platform.python_version()]
@@ -165,10 +170,11 @@ class Fingerprint:
 
 def _name_here(each: CandidateParts) -> str:
     """Return the name of a candidate in this process."""
-    if isinstance(each.held, str):
+    if isinstance(each.in_chain, str):
         return each.name
-    held = getattr(each.held, "__self__", each.held)  # a bound method is made anew each time
-    return f"{each.name} at {id(held):#x}"
+    # A bound method is made anew each time.
+    given = getattr(each.in_chain, "__self__", each.in_chain)
+    return f"{each.name} at {id(given):#x}"
 
 
 def _identity(each: CandidateParts) -> str:

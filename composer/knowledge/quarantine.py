@@ -13,13 +13,13 @@ class Quarantined(Fact):
     """The candidate is not tried on the graph again, until it is released or after a reset.
 
     Attributes:
-        held: The object that stands in the chain. It is kept alive, so that no other object gets
-            its address.
+        in_chain: The object that stands in the chain. It is kept alive, so that no other object
+            gets its address.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     kind: ClassVar[str] = "quarantine"
-    parts: ClassVar[tuple[str, ...]] = ("compile", "candidate", "options", "precision")
+    depends_on: ClassVar[tuple[str, ...]] = ("compile", "candidate", "options", "precision")
 
-    held: object
+    in_chain: object

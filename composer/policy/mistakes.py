@@ -58,17 +58,17 @@ def _table(location: Location) -> Location:
     return location[:2] if location[0] in ("models", "backends") else location[:1]
 
 
-def _mistakes_of_candidate(place: Location, candidate: Candidate) -> Iterator[Mistake]:
+def _mistakes_of_candidate(location: Location, candidate: Candidate) -> Iterator[Mistake]:
     """Check the engine and its options."""
     if candidate.backend == AUTO:
         return
     try:
         backend = find_backend(candidate.backend)
     except ComposerError as error:
-        yield (*place, candidate.name), error
+        yield (*location, candidate.name), error
         return
-    options = {(*place, name): (name, value) for name, value in candidate.options.items()}
-    yield from _mistakes_of(place, options, lambda right: backend.check_options(dict(right)))
+    options = {(*location, name): (name, value) for name, value in candidate.options.items()}
+    yield from _mistakes_of(location, options, lambda right: backend.check_options(dict(right)))
 
 
 def _mistakes_of_passes(table: Location, policy: Policy, *, imports: bool) -> Iterator[Mistake]:
@@ -86,12 +86,12 @@ def _mistakes_of(
 ) -> Iterator[Mistake]:
     """Check each part alone, and the right parts together."""
     right = []
-    for place, part in parts.items():
+    for location, part in parts.items():
         try:
             check([part])
             right.append(part)
         except ComposerError as error:
-            yield place, error
+            yield location, error
     try:
         check(right)
     except ComposerError as error:

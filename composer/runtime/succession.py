@@ -148,7 +148,7 @@ class Succession:
     def quarantine(self, place: int) -> None:
         """Exclude a candidate for this graph in the whole process."""
         entry = self.entries[place]
-        quarantined = Quarantined(held=entry.candidate.backend)
+        quarantined = Quarantined(in_chain=entry.candidate.backend)
         fingerprint = Fingerprint(self.request, (entry.parts,))
         session.current().knowledge.learn(quarantined, fingerprint, entry.cache)
 
