@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from composer.lowering.operators import fused
+from composer.lowering.operators import fused, reductions
 from composer.lowering.operators.attention import widened_attention
 from composer.lowering.operators.entry import Operator, Operators, stays
+from composer.lowering.operators.guards import is_float32, only_for
 
 aten = torch.ops.aten
 
@@ -21,13 +22,14 @@ def dialect() -> Operators:
     """Return the translations that OpenVINO needs.
 
     They are ONNX Runtime's fused operators, which OpenVINO's reader knows, attention in float32,
-    and the mean over all dimensions.
+    the mean over all dimensions, and log-softmax of long rows.
     """
     fused_attention = aten._scaled_dot_product_flash_attention_for_cpu.default
     return {
         **fused.fusions(),
         fused_attention: Operator(attention, in_training=stays),
         aten.mean.dim: Operator(mean_along),
+        aten._log_softmax.default: Operator(log_softmax),
     }
 
 
@@ -64,3 +66,14 @@ def mean_along(
     if dim or not x.dim():
         return NotImplemented
     return aten.mean.dim(x, [*range(x.dim())], keepdim, **kwargs)
+
+
+@only_for(is_float32)
+def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
+    """Write log-softmax of long rows with a split sum: OpenVINO's kernel (2026.4) loses digits."""
+    if not x.dim() or reductions.is_for_kernel_of_exponentials(x.shape[dim]):
+        return NotImplemented
+    x = x.contiguous()  # as eager gives it
+    # The maximum is subtracted first: the log-sum-exp of numbers far from zero lacks digits.
+    shifted = x - torch.amax(x, [dim], keepdim=True)
+    return shifted - torch.log(torch.sum(torch.exp(shifted), [dim], keepdim=True))
