@@ -2,7 +2,7 @@
 
     python bench/reductions.py                                  # all of it, about an hour
     python bench/reductions.py --engines openvino --cases mean,dot --powers 8,16,22
-    python bench/reductions.py --powers 8,12,16,20,22 --json bench/results/reductions.json
+    python bench/reductions.py --powers 8,12,22 --kinds 1000,equal --json out.json
 
 Each case computes on the same numbers in eager, on the engine and in float64. Its error is the
 largest difference from float64, over the largest number of the result. An engine may be as far off
