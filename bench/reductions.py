@@ -2,23 +2,28 @@
 
     python bench/reductions.py                                  # all of it, about an hour
     python bench/reductions.py --engines openvino --cases mean,dot --powers 8,16,22
+    python bench/reductions.py --powers 8,12,22 --kinds 1000,equal --json out.json
 
 Each case computes on the same numbers in eager, on the engine and in float64. Its error is the
 largest difference from float64, over the largest number of the result. An engine may be as far off
 as four times eager's error, or four times four roundings of float32, where eager is closer than
-that. The table has a line for each case and engine, and what is further off is marked.
+that. The table has a line for each case and engine, and what is further off is marked. The file has
+the same figures, with ``null`` for an infinite error.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from markdown_table import table
+from timing import machine, write_json
 from torch.nn import functional
 
 import composer
@@ -208,15 +213,45 @@ def measure(asked: Asked, powers: Sequence[int]) -> Iterator[tuple[str, Found]]:
         yield composer.reports()[-1].chosen, Found(eager, found)
 
 
-def row_of(asked: Asked, powers: Sequence[int]) -> list[str]:
-    """A row: who computed the case, and at each size the engine's error over eager's."""
-    chosen: list[str] = []
-    cells: list[str] = []
-    for who, found in measure(asked, powers):
-        mark = " **!**" if found.ratio > LIMIT else ""
-        chosen.append(who)
-        cells.append(f"{found.engine:.0e} / {found.eager:.0e}{mark}")
-    return [*asked, " ".join(sorted(set(chosen))), *cells]
+class Row(NamedTuple):
+    """Who computed a case, in alphabetical order, and the errors by the power of two."""
+
+    asked: Asked
+    chosen: str
+    errors: dict[int, Found]
+
+    def cells(self) -> list[str]:
+        """The row of the table: at each size the engine's error over eager's."""
+        errors = self.errors.values()
+        marks = (" **!**" if found.ratio > LIMIT else "" for found in errors)
+        texts = (f"{found.engine:.0e} / {found.eager:.0e}" for found in errors)
+        return [*self.asked, self.chosen, *map("".join, zip(texts, marks, strict=True))]
+
+    def record(self) -> dict[str, Any]:
+        """The row of the file."""
+        errors = {
+            f"2^{power}": {
+                "eager": _finite(found.eager),
+                "engine": _finite(found.engine),
+                "ratio": _finite(found.ratio),
+            }
+            for power, found in self.errors.items()
+        }
+        return {**self.asked._asdict(), "computed by": self.chosen, "errors": errors}
+
+
+def _finite(number: float) -> float | None:
+    return float(f"{number:.3g}") if math.isfinite(number) else None
+
+
+def row_of(asked: Asked, powers: Sequence[int]) -> Row:
+    """The errors of a case at all sizes."""
+    chosen: set[str] = set()
+    errors: dict[int, Found] = {}
+    for power, (who, found) in zip(powers, measure(asked, powers), strict=True):
+        chosen.add(who)
+        errors[power] = found
+    return Row(asked, " ".join(sorted(chosen)), errors)
 
 
 def main() -> None:
@@ -227,15 +262,20 @@ def main() -> None:
     parser.add_argument("--powers", default="8,10,12,14,16,18,20,22,24,26")
     parser.add_argument("--kinds", default="0,1000,equal")
     parser.add_argument("--sizes", default="static,dynamic")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     given = parser.parse_args()
     powers = [*map(int, given.powers.split(","))]
     choices = (given.cases, given.engines, given.sizes, given.kinds)
-    rows = []
+    described = machine(("openvino",))
+    rows: list[Row] = []
     for each in itertools.product(*(choice.split(",") for choice in choices)):
         rows.append(row_of(Asked(*each), powers))
-        print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+        print(*rows[-1].cells(), sep=" | ", file=sys.stderr, flush=True)
+        if given.json:
+            write_json(given.json, {"machine": described, "rows": [row.record() for row in rows]})
     headings = ["case", "engine", "sizes", "numbers", "computed by"]
-    print(table([*headings, *(f"2^{power}" for power in powers)], rows, len(headings)))
+    headings += [f"2^{power}" for power in powers]
+    print(table(headings, [row.cells() for row in rows], 5))
 
 
 if __name__ == "__main__":

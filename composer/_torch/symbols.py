@@ -197,6 +197,14 @@ def guards_on(values: Iterable[Any]) -> int:
     return len(symbolic[0].node.shape_env.guards) if symbolic else 0
 
 
+def without_guards(size: Any) -> contextlib.AbstractContextManager[None]:
+    """Set no guards while a graph is made, in the compile that a symbolic size belongs to.
+
+    It is for operators whose result is the same whichever way torch's questions are answered.
+    """
+    return cast("contextlib.AbstractContextManager[None]", size.node.shape_env.suppress_guards())
+
+
 def symbolic_numbers(value: Any) -> list[Any]:
     """The symbolic numbers among the sizes of a tensor, or a number itself if it is symbolic."""
     numbers = value.shape if isinstance(value, torch.Tensor) else (value,)

@@ -46,6 +46,7 @@ from composer.lowering.loaded import LoadAgain, Loaded
 from composer.lowering.operators.attention import widened_attention
 from composer.lowering.operators.entry import Operator, Operators, stays
 from composer.lowering.operators.fused import fuse_attention, fusions
+from composer.lowering.operators.reductions import long_log_softmax
 from composer.lowering.partition.regions import Region, constant_at, dtypes_of
 from composer.lowering.partition.tables import positions_of
 from composer.records import GraphRequest, Reason, Status
@@ -64,7 +65,8 @@ __all__ = [
     "OnnxBuild", "OnnxEngine", "OnnxGraph", "OnnxRegion", "Operator", "Operators", "Output",
     "PlainOnnx", "Reason", "Region", "Status", "argument", "array_over", "as_scalar", "constant_at",
     "did_you_mean", "dtypes_of", "dynamo_backend", "empty", "fuse_attention", "fusions", "install",
-    "is_installed", "may_be_empty", "multiplies_bf16", "never_freed_in_forks", "operator_name",
+    "is_installed", "long_log_softmax", "may_be_empty", "multiplies_bf16", "never_freed_in_forks",
+    "operator_name",
     "positions_of", "read_options", "refuse", "require_installed", "stays", "tensors_of",
     "to_plain", "why_not", "widened_attention",
 ]

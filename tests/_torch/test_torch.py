@@ -822,6 +822,25 @@ def test_guards_on_sizes_are_counted() -> None:
     assert _torch.symbols.guards_on([torch.ones(3), 4]) == 0
 
 
+def test_questions_about_sizes_may_set_no_guards() -> None:
+    """Within ``without_guards`` the answer is that of the first call."""
+    told: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        values = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
+        size = values[-1].shape[0]
+        before = _torch.symbols.guards_on(values)
+        with _torch.symbols.without_guards(size):
+            told.append(bool(size < 100))
+        told.append(_torch.symbols.guards_on(values) - before)
+        assert size < 100
+        told.append(_torch.symbols.guards_on(values) - before)
+        return gm.forward
+
+    torch.compile(torch.relu, backend=backend, dynamic=True)(torch.ones(5))
+    assert told == [True, 0, 1]
+
+
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (2, 1, 3)])
 def test_empty_allocates_as_torch_does(shape) -> None:
     """Shape, strides and dtype; memory of its own at every call."""

@@ -67,6 +67,19 @@ def test_the_bench_of_nan_writes_what_it_measured(tmp_path: Path) -> None:
     assert ratio["p25"] <= ratio["median"] <= ratio["p75"]
 
 
+def test_the_bench_of_reductions_writes_what_it_measured(tmp_path: Path) -> None:
+    """The errors of eager and the engine at each size, and their ratio."""
+    figures = tmp_path / "reductions.json"
+    asked = ("--engines", "onnxrt", "--cases", "mean", "--powers", "8,10", "--sizes", "static")
+    run("bench/reductions.py", *asked, "--kinds", "1000", "--json", str(figures))
+    (row,) = json.loads(figures.read_text())["rows"]
+    assert (row["case"], row["kind"], row["computed by"]) == ("mean", "1000", "onnxrt")
+    assert list(row["errors"]) == ["2^8", "2^10"]
+    for errors in row["errors"].values():
+        assert errors["ratio"] <= 4
+        assert max(errors["eager"], errors["engine"]) < 1e-6
+
+
 def test_the_scaling_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """Compiles, calls and memory for each size, with composer and without."""
     figures = tmp_path / "scaling.json"

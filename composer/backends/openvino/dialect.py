@@ -14,6 +14,7 @@ from composer.backends.onnx_engine import (
     Operators,
     fuse_attention,
     fusions,
+    long_log_softmax,
     stays,
     widened_attention,
 )
@@ -26,13 +27,14 @@ def dialect() -> Operators:
     """Return the translations that OpenVINO needs.
 
     They are ONNX Runtime's fused operators, which OpenVINO's reader knows, attention in float32,
-    and the mean over all dimensions.
+    the mean over all dimensions, and log-softmax of long rows, whose kernel (2026.4) loses digits.
     """
     fused_attention = aten._scaled_dot_product_flash_attention_for_cpu.default
     return {
         **fusions(),
         fused_attention: Operator(attention, in_training=stays),
         aten.mean.dim: Operator(mean_along),
+        aten._log_softmax.default: Operator(long_log_softmax),
     }
 
 

@@ -14,6 +14,7 @@ import torch.fx
 from torch.nn import functional
 
 from composer import _torch
+from composer.lowering.operators import reductions
 from composer.lowering.operators.entry import Operator, Operators
 from composer.lowering.operators.guards import is_on_cpu, is_wide, only_for
 
@@ -160,9 +161,7 @@ def log_sum_exp(scores: torch.Tensor) -> torch.Tensor:
     """
     if not any(map(_torch.symbols.is_unbacked, scores.shape)):
         return torch.logsumexp(scores, -1)
-    most = scores.amax(-1, keepdim=True)
-    most = torch.where(most.isinf(), 0.0, most)
-    return (scores - most).exp().sum(-1).log() + most.squeeze(-1)
+    return reductions.log_sum_exp(scores, [-1])
 
 
 def _for_heads_of(query: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:

@@ -16,12 +16,6 @@ from composer.lowering.operators.reductions import is_row_of_norm
 
 aten = torch.ops.aten
 
-_MOST_IN_KERNEL = 2**10
-"""The most elements that engines' own kernels normalise at once.
-
-Their means lose digits (ONNX Runtime 1.32, OpenVINO 2026.4): over 2**18 numbers between 1000 and
-1001 nothing was right. Over fewer numbers they are close enough, and twice as fast."""
-
 
 def entries() -> Operators:
     """The entries of this module."""
@@ -50,12 +44,11 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Any:
-    """A batch norm by each channel's own moments, written out over many elements.
+    """A batch norm by each channel's own moments, written out.
 
-    ``F.instance_norm`` is one, too.
+    ``F.instance_norm`` is one, too. The means of engines' own kernels lose digits (ONNX Runtime
+    1.32, OpenVINO 2026.4): over 2**18 numbers between 1000 and 1001 nothing was right.
     """
-    if _is_for_kernel(x.numel() // x.shape[1]):
-        return NotImplemented
     dims = [0, *range(2, x.dim())]
     per_channel = [1, -1] + [1] * (x.dim() - 2)
     result, mean, inverse = _written_out(x, dims, eps, *_shaped(per_channel, weight, bias))
@@ -86,9 +79,9 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> Any:
-    """A group norm, written out over many elements."""
+    """A group norm in float32 on a CPU, written out as a batch norm is."""
     of_group = channels // groups
-    if _is_for_kernel(of_group * size) or not _is_written_out(x):
+    if not _is_written_out(x):
         sizes = (batch, channels, size, groups)
         return _in_float32(aten.native_group_norm.default, x, weight, bias, *sizes, eps)
     by_group = x.reshape(batch, groups, of_group, size)
@@ -96,10 +89,6 @@ def group_norm(
     result, mean, inverse = _written_out(by_group, [2, 3], eps, *parameters)
     moments = (mean.reshape(batch, groups), inverse.reshape(batch, groups))
     return result.reshape(x.shape), *moments
-
-
-def _is_for_kernel(count: Any) -> bool:
-    return isinstance(count, int) and count <= _MOST_IN_KERNEL
 
 
 def _is_written_out(x: torch.Tensor) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from composer.lowering.operators.entry import Operator, Operators
-from composer.lowering.operators.guards import is_wide, may_add, only_for
+from composer.lowering.operators.guards import are_known, is_wide, may_add, only_for
 from composer.lowering.operators.layouts import lying_as_in_eager
-from composer.lowering.operators.reductions import cascade
+from composer.lowering.operators.reductions import cascade, is_row_of_norm
 
 aten = torch.ops.aten
 
@@ -28,6 +28,8 @@ def entries() -> Operators:
     return lying_as_in_eager(written_out) | {
         aten.addmv.default: Operator(add_matrix_vector),
         aten.dot.default: Operator(dot),
+        aten.mm.default: Operator(row_by_column),
+        aten.bmm.default: Operator(row_by_column),
         aten._cdist_backward.default: Operator(cdist_backward),
     }
 
@@ -39,6 +41,17 @@ def dot(a: torch.Tensor, b: torch.Tensor) -> Any:
     does not.
     """
     return cascade(a * b, None)
+
+
+def row_by_column(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """A product of long matrices with one row and one column, which is that of :func:`dot`.
+
+    An ``einsum`` over all dimensions is one.
+    """
+    outer = (a.shape[-2], b.shape[-1])
+    if not are_known(outer) or outer != (1, 1) or is_row_of_norm(a.shape[-1]):
+        return NotImplemented
+    return cascade(a * b.transpose(-2, -1), [-1], keepdim=True)
 
 
 def add_matrix_vector(

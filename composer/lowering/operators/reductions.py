@@ -11,7 +11,7 @@ import torch
 
 from composer import _torch
 from composer.lowering.operators.entry import Function, Operator, Operators, stays
-from composer.lowering.operators.guards import is_float32, is_on_cpu, only_for
+from composer.lowering.operators.guards import are_known, is_float32, is_on_cpu, only_for
 from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ def entries() -> Operators:
         aten.sum.default: over_vector(aten.sum.default, total),
         aten.sum.dim_IntList: over_vector(aten.sum.dim_IntList, total),
         aten.prod.dim_int: over_vector(aten.prod.dim_int),
-        aten.logsumexp.default: over_vector(aten.logsumexp.default),
+        aten.logsumexp.default: over_vector(aten.logsumexp.default, long_log_sum_exp),
         aten.any.dim: over_vector(aten.any.dim, partial(truth_along, aten.any.dim)),
         aten.any.dims: over_vector(aten.any.dims, partial(truth_along, aten.any.dims)),
         aten.all.dim: over_vector(aten.all.dim, partial(truth_along, aten.all.dim)),
@@ -71,6 +71,12 @@ _MOST_IN_FUSED_NORM = 2**13
 """The most elements of a row whose sum is left whole, because an engine may fuse it into a norm.
 
 Rows of models are shorter. Sums of many times as many elements lose digits."""
+
+
+_MOST_EXPONENTIALS = 2**16
+"""The most exponentials that engines' own kernels of ``logsumexp`` and ``log_softmax`` add up.
+
+Of a million, ONNX Runtime 1.32 and OpenVINO 2026.4 lose the sixth digit; of four, the fourth."""
 
 
 def over_vector(operator: Any, decompose: Function = stays, **fields: Any) -> Operator:
@@ -144,19 +150,25 @@ def cascade(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False) 
     places = sorted(all_dims(x, dims))
     if not is_long(count_of(x, dims)) or _may_belong_to_norm(x, places, keepdim):
         return NotImplemented
-    dynamic = [dim for dim in places if not isinstance(x.shape[dim], int)]
-    for dim in reversed(places):
-        if dim not in dynamic:
-            x = _sum_along(x, dim)
-    # The dynamic sizes come last, since splitting one of them copies what is left.
-    while dynamic:
-        first = last = dynamic.pop()
-        while dynamic and dynamic[-1] == first - 1:
-            first = dynamic.pop()
-        x = _sum_along(x.flatten(first, last), first)
-        for _ in range(first, last):
+    # The last dimensions come first, since engines sum rows fastest, and dynamic sizes come last,
+    # since splitting one of them copies what is left.
+    by_rows = reversed(_runs(places))
+    runs = sorted(by_rows, key=lambda run: not are_known(x.shape[run[0] : run[-1] + 1]))
+    for first, *others in runs:
+        x = _sum_along(x.flatten(first, first + len(others)), first)
+        for _ in others:
             x = x.unsqueeze(first)
     return x if keepdim else x.squeeze(places)
+
+
+def _runs(places: Sequence[int]) -> list[list[int]]:
+    """The dimensions, in order, those that are adjacent together."""
+    runs: list[list[int]] = []
+    for place in places:
+        if not runs or runs[-1][-1] + 1 != place:
+            runs.append([])
+        runs[-1].append(place)
+    return runs
 
 
 def is_long(count: Any) -> bool:
@@ -182,10 +194,9 @@ def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:
     """The sum along one dimension, which is kept with size one."""
     size = x.shape[dim]
     if not isinstance(size, int):
-        for _ in range(_STAGES):
-            x = _padded_to_parts(x, dim).sum(dim + 1)
-        # This operator has no entry, so the sum over the parts is not split again.
-        return torch.ops.prims.sum.default(x, [dim]).unsqueeze(dim)
+        return _sum_along_symbol(x, dim)
+    if size == 1:
+        return x
     if not is_long(size):
         return torch.sum(x, [dim], keepdim=True)
     parts, rest = divmod(size, _AT_ONCE)
@@ -193,19 +204,67 @@ def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:
         whole = x.narrow(dim, 0, size - rest)
         last = x.narrow(dim, size - rest, rest)
         return _sum_along(whole, dim) + torch.sum(last, [dim], keepdim=True)
-    return _sum_along(_in_parts(x, dim, parts).sum(dim + 1), dim)
+    in_parts = x.reshape(*x.shape[:dim], parts, _AT_ONCE, *x.shape[dim + 1 :])
+    return _sum_along(in_parts.sum(dim + 1), dim)
 
 
-def _padded_to_parts(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """A dimension of any size, filled up with zeros and split into parts."""
-    parts = (x.shape[dim] + _AT_ONCE - 1) // _AT_ONCE
-    behind = [0, parts * _AT_ONCE - x.shape[dim]]
-    padded = aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + behind)
-    return _in_parts(padded, dim, parts)
+def _sum_along_symbol(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """The sum along a dimension of any size, in stages of nearly equal parts.
+
+    The parts are as long as they must be, so few zeros fill them up: a batch of eight stays eight.
+    """
+    size = x.shape[dim]
+    lengths: list[Any] = [size]
+    for _ in range(_STAGES):
+        whole = lengths[0]
+        parts = whole // _AT_ONCE + 1
+        lengths[:1] = [parts, (whole - 1) // parts + 1]
+    behind = [0, math.prod(lengths) - size]
+    # Torch asks which lengths are one, to tell the order of memory. The operators are right for any
+    # answer, and with guards a model would be compiled again at 64, 4,096 and 262,144 elements.
+    with _torch.symbols.without_guards(size):
+        padded = aten.constant_pad_nd.default(x, [0, 0] * (x.dim() - 1 - dim) + behind)
+        x = padded.reshape(*x.shape[:dim], *lengths, *x.shape[dim + 1 :])
+        for stage in reversed(range(len(lengths))):
+            # This operator has no entry, so the sum over a part is not split again.
+            x = torch.ops.prims.sum.default(x, [dim + stage])
+    return x.unsqueeze(dim)
 
 
-def _in_parts(x: torch.Tensor, dim: int, parts: Any) -> torch.Tensor:
-    return x.reshape(*x.shape[:dim], parts, _AT_ONCE, *x.shape[dim + 1 :])
+@only_for(is_float32)
+@only_for(is_on_cpu)
+def long_log_sum_exp(x: torch.Tensor, dims: Sequence[int], keepdim: bool = False) -> Any:
+    """``aten.logsumexp`` of many numbers, written out; else ``NotImplemented``."""
+    if is_for_kernel_of_exponentials(count_of(x, dims)):
+        return NotImplemented
+    return log_sum_exp(x, dims, keepdim)
+
+
+def is_for_kernel_of_exponentials(count: Any) -> bool:
+    """True for a number of exponentials that an engine's own kernel may add up."""
+    return isinstance(count, int) and count <= _MOST_EXPONENTIALS
+
+
+def log_sum_exp(x: torch.Tensor, dims: Sequence[int], keepdim: bool = False) -> torch.Tensor:
+    """The log-sum-exp along dimensions, in operators of which the sum has its own entry."""
+    dims = all_dims(x, dims)
+    most = torch.amax(x, dims, keepdim=True)
+    # The difference of two infinities would be NaN.
+    most = torch.where(most.isinf(), 0.0, most)
+    summed = torch.sum(torch.exp(x - most), dims, keepdim=True)
+    result = torch.log(summed) + most
+    return result if keepdim else result.squeeze(dims)
+
+
+@only_for(is_float32)
+def long_log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
+    """``aten._log_softmax`` of long rows, with a split sum; else ``NotImplemented``."""
+    if not x.dim() or is_for_kernel_of_exponentials(x.shape[dim]):
+        return NotImplemented
+    x = x.contiguous()  # as eager gives it
+    # The maximum is subtracted first: the log-sum-exp of numbers far from zero lacks digits.
+    shifted = x - torch.amax(x, [dim], keepdim=True)
+    return shifted - torch.log(torch.sum(torch.exp(shifted), [dim], keepdim=True))
 
 
 def all_dims(x: torch.Tensor, dims: Sequence[int] | None) -> list[int]:
@@ -248,10 +307,14 @@ def variance_and_mean(
     correction = 1 if correction is None else correction
     if not is_long(count) and not 0 < count < correction:
         return NotImplemented
-    mean = torch.mean(x, dims, keepdim=True)
-    squares = torch.square(x - mean)
+    # A mean that is kept might be left whole for a norm, see _may_belong_to_norm.
+    mean = torch.mean(x, dims)
+    kept = mean
+    for each in sorted(dims):
+        kept = kept.unsqueeze(each)
+    squares = torch.square(x - kept)
     spread = torch.sum(squares, dims, keepdim=keepdim) / _degrees_of_freedom(count, correction)
-    return spread, mean if keepdim else mean.squeeze(dims)
+    return spread, kept if keepdim else mean
 
 
 def _degrees_of_freedom(count: Any, correction: float) -> Any:
