@@ -63,7 +63,7 @@ class Backend(ABC):
     isolates_itself: ClassVar[bool] = False
     """True if the build itself can run its native part in a child process and use the artefact that
     the child made. The request's limits tell it to. ``isolate`` is then on by default. If
-    ``False``, isolation is a trial build: a sandbox builds the whole candidate and runs it once."""
+    ``False``, a sandbox builds the whole candidate and runs it once before the build here."""
 
     chooses_precision: ClassVar[bool] = False
     """True if the build itself applies the precision in the request's terms. If the graph has marks
