@@ -14,6 +14,7 @@ from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.select import choice, remembered
 from composer.errors import CandidateError, ChainExhausted
+from composer.graphs import writes
 from composer.knowledge.facts import Known
 from composer.knowledge.verdict import Verdict
 from composer.passes.within_aotautograd import LatePasses
@@ -36,6 +37,7 @@ def walk(
 ) -> Outcome:
     """Try one candidate after the other, and choose which one serves the graph.
 
+    Nobody is asked to serve a graph that computes nothing: the eager fallback does, in silence.
     Without a ``benchmark``, the first accepted candidate serves; with one, the fastest of the
     accepted ones. The eager fallback serves if no candidate does. If the fastest is known from
     earlier, only that candidate is tried: no other is built, probed or imported. It is proven and
@@ -59,6 +61,11 @@ def walk(
 
     def fallback() -> choice.Tried:
         return choice.fallback_of(*eager.made(request))
+
+    # 0. There is nothing to gain from an engine where nothing is computed.
+    if writes.computes_nothing(request.gm):
+        alone = choice.fallback_of(*eager.made(request), "the graph computes nothing")
+        return choice.outcome_of([alone], alone)
 
     # 1. Where nothing can be measured, the first accepted candidate serves.
     obstacle = ""
