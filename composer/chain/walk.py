@@ -80,7 +80,7 @@ def walk(
         known = remembered.recall(request, entries, benchmark)
     verdict = known.fact
     if verdict is not None and verdict.winner is None:
-        return remembered.outcome_of(verdict, known.source, fallback())
+        return remembered.outcome_of(verdict, known.source, entries, fallback())
 
     # 3. Try one after the other, until one can serve or all that may serve are known.
     ends: dict[int, choice.Tried] = {}
@@ -101,7 +101,7 @@ def walk(
         ends[place] = tried = dataclasses.replace(tried, passes=passes.records)
         is_accepted = tried.compiled is not None
         if verdict is not None and is_accepted:
-            return remembered.outcome_of(verdict, known.source, tried)
+            return remembered.outcome_of(verdict, known.source, entries, tried)
         if verdict is not None:
             # The winner of then is refused now, so all are measured anew.
             remembered.forget(request, entries)
