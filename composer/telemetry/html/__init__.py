@@ -87,6 +87,7 @@ def _parts(recordings: Sequence[Recording]) -> dict[str, Any]:
         "graphs": graphs,
         "lanes": lanes,
         "line": line,
+        "written": max((each.written for each in recordings), default=""),
         "served": Counter(graph.chosen for graph in graphs).most_common(),
         "seconds": sum(words.sane(graph.seconds) for graph in graphs),
         "shares": shares.shares(graphs),
