@@ -8,6 +8,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from composer.chain.candidates import entries_of
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.self_test import SelfTest
 from composer.policy import Policy
+from composer.telemetry import jsonl
 
 # Tracing leaves so much behind that by the default every fifteenth second is a search for garbage.
 gc.set_threshold(20_000, 20, 20)
@@ -37,6 +39,7 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # some plugin may hav
 # Dynamo empties the CPU's caches to time the guards of each graph for its log, which takes longer
 # than all the rest of a small graph's compile.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+jsonl.EVERY = threading.TIMEOUT_MAX  # what a test finds in a file depends on no clock
 # pytest reads each logger that hands nothing on, and torch writes its structured trace (each
 # graph, many times over) as soon as anybody reads it.
 torch._logging._internal.trace_log.propagate = True

@@ -14,6 +14,7 @@ from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.select import choice, remembered
 from composer.errors import CandidateError, ChainExhausted
+from composer.graphs import writes
 from composer.knowledge.facts import Known
 from composer.knowledge.verdict import Verdict
 from composer.passes.within_aotautograd import LatePasses
@@ -36,6 +37,7 @@ def walk(
 ) -> Outcome:
     """Try one candidate after the other, and choose which one serves the graph.
 
+    Nobody is asked to serve a graph that computes nothing: the eager fallback does, in silence.
     Without a ``benchmark``, the first accepted candidate serves; with one, the fastest of the
     accepted ones. The eager fallback serves if no candidate does. If the fastest is known from
     earlier, only that candidate is tried: no other is built, probed or imported. It is proven and
@@ -60,6 +62,11 @@ def walk(
     def fallback() -> choice.Tried:
         return choice.fallback_of(*eager.made(request))
 
+    # 0. There is nothing to gain from an engine where nothing is computed.
+    if writes.computes_nothing(request.gm):
+        alone = choice.fallback_of(*eager.made(request), "the graph computes nothing")
+        return choice.outcome_of([alone], alone)
+
     # 1. Where nothing can be measured, the first accepted candidate serves.
     obstacle = ""
     if benchmark is not None:
@@ -74,7 +81,7 @@ def walk(
         known = remembered.recall(whole, benchmark)
     verdict = known.fact
     if verdict is not None and verdict.winner is None:
-        return remembered.outcome_of(verdict, known.source, fallback())
+        return remembered.outcome_of(verdict, known.source, entries, fallback())
 
     # 3. Try one after the other, until one can serve or all that may serve are known.
     ends: dict[int, choice.Tried] = {}
@@ -95,7 +102,7 @@ def walk(
         ends[place] = tried = dataclasses.replace(tried, passes=passes.records)
         is_accepted = tried.compiled is not None
         if verdict is not None and is_accepted:
-            return remembered.outcome_of(verdict, known.source, tried)
+            return remembered.outcome_of(verdict, known.source, entries, tried)
         if verdict is not None:
             # The winner of then is refused now, so all are measured anew.
             session.current().knowledge.forget(Verdict, whole)

@@ -179,11 +179,15 @@ def _print(ranking: Ranking) -> None:
     """Print the table of times, and below it the texts that are too long for a cell."""
     console = Console(highlight=False)
     console.print(_table(ranking))
+    console.print(_RATIOS)
     if ranking.doubt:
         console.print(escape(ranking.doubt))
     for each in ranking.standings:
         for why in each.refusals:
             console.print(escape(printable(f"{each.label}: {why}")))
+
+
+_RATIOS = "eager / this: the median of the rounds' ratios, not the ratio of the medians."
 
 
 def _table(ranking: Ranking) -> Table:

@@ -1,13 +1,14 @@
-"""``composer doctor``: tries each engine on small graphs, and says which work here."""
+"""``composer doctor``: tries each engine on two small graphs, and says which it serves here."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import metadata
+from importlib.metadata import entry_points, metadata
 from typing import Annotated, Any
 
 import torch
@@ -21,21 +22,13 @@ from composer.backends import BACKENDS, find_backend, installed_for
 from composer.chain.attempt import classify
 from composer.chain.candidates import ONLY_TABLES
 from composer.cli.usage import Json, fail_on
-from composer.errors import OptionError, UnknownNameError, first_line, text_of
+from composer.errors import ComposerError, OptionError, UnknownNameError, first_line, text_of
 from composer.graphs import capture
-from composer.policy import Facts
+from composer.policy import Facts, names_code
 from composer.policy.resolution import resolve
 from composer.records import GraphRequest, Reason, Status
 from composer.system import control_flow, distribution, subprocesses
 from composer.system.distribution import version_of
-
-_PACKAGES = {
-    "tensorrt": ("torch-tensorrt", "tensorrt", "tensorrt-rtx"),
-    "onnxrt": ("onnxruntime", "onnxruntime-gpu"),
-    "openvino": ("openvino",),
-}
-"""The distributions whose version is shown for an engine: the first that is installed. torch's
-version is shown for the other engines."""
 
 _ABSENT = (Reason.NOT_INSTALLED, Reason.NO_DEVICE, Reason.DRIVER_MISSING, Reason.NOT_REGISTERED)
 """The reasons why an engine cannot work on this machine. If the user did not write the chain, they
@@ -55,22 +48,24 @@ class _Row:
 
     Attributes:
         engine: The engine's name.
-        works: True if it ran a graph on one of the devices, with eager's numbers.
-        trains: True if it did so with a backward.
+        works: True if it serves a small graph on one of the devices, with eager's numbers.
+        serves: The small graphs that it serves: ``inference``, ``training``.
+        declines: True if it declines a small graph. It may serve other graphs then.
         in_chain: True if the chain in force has it.
-        version: The version of its package.
+        versions: The versions of its packages, by name.
         devices: The kinds of device on which it works.
         keeps_nan: True if it claims to give NaN wherever eager does; ``None`` if it does not say.
-        reason: The code of the reason why it does not work.
+        reason: The code of the reason why it does not serve the first graph that it does not serve.
         message: The reason in words.
         install: The command that installs what it lacks.
     """
 
     engine: str
     works: bool
-    trains: bool
+    serves: tuple[str, ...]
+    declines: bool
     in_chain: bool
-    version: str
+    versions: Mapping[str, str]
     devices: tuple[str, ...]
     keeps_nan: bool | None
     reason: str
@@ -79,9 +74,9 @@ class _Row:
 
 
 def doctor(engine: Engine = "", as_json: Json = False) -> None:
-    """Try each engine on small graphs, and say which work here and what the others lack.
+    """Try each engine on two small graphs, and say which it serves and what the others lack.
 
-    The exit status is 1 where an engine of the chain in force does not work.
+    The exit status is 1 where an engine of the chain in force neither serves nor declines them.
     """
     devices = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     requests = [_request(device) for device in devices]
@@ -95,7 +90,7 @@ def doctor(engine: Engine = "", as_json: Json = False) -> None:
     notes = [*distribution.outside_verified(), *_torch.names.off(look=True)]
     if conflict := distribution.conflict():
         notes.insert(0, conflict)
-    broken = [row for row in rows if row.engine in expected and not row.works]
+    broken = [row for row in rows if row.engine in expected and not (row.works or row.declines)]
     if not is_asked_for:
         broken = [row for row in broken if row.reason not in _ABSENT]
     if as_json:
@@ -125,25 +120,30 @@ def _chain_in_force(request: GraphRequest) -> tuple[list[str], bool]:
 
 
 def _row(name: str, requests: Sequence[GraphRequest], *, in_chain: bool) -> _Row:
-    """Try an engine on each device; if it works on none, the reason is that of the first."""
+    """Try an engine on each device; the reason is that of the first graph it does not serve."""
     tried = {torch.device(each.device).type: _attempts(name, each) for each in requests}
-    works = [device for device, each in tried.items() if each["inference"]["status"] == _GOOD]
-    trains = any(tried[device]["training"]["status"] == _GOOD for device in works)
-    first = next(iter(tried.values()))["inference"]
-    reason = message = ""
-    if not works:
-        reason, message = first["reason"], first_line(first["message"])
+    served = {
+        device: [graph for graph, attempt in attempts.items() if attempt["status"] == _GOOD]
+        for device, attempts in tried.items()
+    }
+    first = next(iter(tried.values()))
+    serves = dict.fromkeys(itertools.chain.from_iterable(served.values()))
+    refused = next((first[graph] for graph in first if graph not in serves), None)
+    reason = refused["reason"] if refused else ""
+    message = first_line(refused["message"]) if refused else ""
+    versions = _versions(name, reason)
     return _Row(
         engine=name,
-        works=bool(works),
-        trains=trains,
+        works=bool(serves),
+        serves=tuple(serves),
+        declines=refused is not None and refused["status"] == Status.DECLINED,
         in_chain=in_chain,
-        version=_version(name),
-        devices=tuple(works),
-        keeps_nan=first.get("engine", {}).get("keeps_nan"),
+        versions=versions,
+        devices=tuple(device for device in served if served[device]),
+        keeps_nan=first["inference"].get("engine", {}).get("keeps_nan"),
         reason=reason,
         message=message,
-        install=_install(name, reason, message),
+        install=_install(name, reason, message, versions),
     )
 
 
@@ -156,28 +156,41 @@ def _attempts(name: str, request: GraphRequest) -> Mapping[str, Mapping[str, Any
         return subprocesses.ask("composer.chain.selftest:in_child", payload, limits)
     except BaseException as error:  # noqa: BLE001  # another package's may raise anything: its row says it
         control_flow.pass_on(error)
-        status, reason = classify(error, _PACKAGES.get(name, ()))
+        status, reason = classify(error, _packages(name))
         refused = {"status": status, "reason": reason, "message": text_of(error)}
         return {"inference": refused, "training": refused}
 
 
-def _install(name: str, reason: str, message: str) -> str:
+def _install(name: str, reason: str, message: str, versions: Mapping[str, str]) -> str:
     """Return the command that installs what an engine lacks; empty if there is none."""
     if "C++ compiler" in message:
         return "install a C++ compiler, such as g++"
     extras = metadata(distribution.NAME).get_all("Provides-Extra") or []
-    is_missing = reason == Reason.NOT_INSTALLED or (reason and not _version(name))
+    is_missing = reason == Reason.NOT_INSTALLED or (reason and not versions)
     if is_missing and name in extras:
         return distribution.install(name)
     return ""
 
 
-def _version(backend: str) -> str:
-    """Return the version of the first of an engine's packages that is installed."""
-    for package in _PACKAGES.get(backend, ("torch",)):
-        if version := version_of(package):
-            return version
-    return ""
+def _versions(name: str, reason: str) -> dict[str, str]:
+    """Return the versions of an engine's packages, of the one that registers it, or of torch."""
+    found = {package: version_of(package) for package in _packages(name)}
+    groups = ("composer.backends", "torch_dynamo_backends")
+    for entry in itertools.chain.from_iterable(entry_points(group=each) for each in groups):
+        if entry.name == name and entry.dist is not None:
+            found.setdefault(entry.dist.name, entry.dist.version)
+    installed = {package: version for package, version in found.items() if version}
+    is_torchs = not installed and reason not in _ABSENT and not names_code(name)
+    own = {"torch": torch.__version__} if is_torchs or name == "inductor" else {}
+    return own | installed
+
+
+def _packages(name: str) -> tuple[str, ...]:
+    """Return the distributions that an engine says it consists of, besides torch."""
+    try:
+        return find_backend(name).packages
+    except ComposerError:  # two packages claim the name
+        return ()
 
 
 def _print(rows: Sequence[_Row], chain: Sequence[str], notes: Sequence[str]) -> None:
@@ -186,10 +199,11 @@ def _print(rows: Sequence[_Row], chain: Sequence[str], notes: Sequence[str]) -> 
     lines = [f"The chain in force: {', '.join(chain)}."]
     for row in rows:
         remedy = "; ".join(filter(None, (row.message, row.install)))
-        works = "no"
-        if row.works:
-            works = "yes" if row.trains else "inference"
-        table.add_row(row.engine, works, row.version, ", ".join(row.devices), escape(remedy))
+        works = ", ".join(row.serves) or ("neither graph" if row.declines else "no")
+        if not row.reason:
+            works = "yes"
+        version = " ".join(next(iter(row.versions.items()), ()))
+        table.add_row(row.engine, works, version, ", ".join(row.devices), escape(remedy))
         if row.works and row.keeps_nan is False:
             lines.append(f"Note: {row.engine} hides NaN: its option keeps_nan = true keeps it.")
     lines += [f"Note: {note}." for note in notes]

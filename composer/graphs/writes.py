@@ -49,6 +49,17 @@ def may_write(gm: torch.fx.GraphModule) -> bool:
     return has_unknown_owner or not written.isdisjoint(lasting)
 
 
+def computes_nothing(gm: torch.fx.GraphModule) -> bool:
+    """True if the graph only returns inputs, tensors that it holds, and views of these."""
+    lasting = set(map(_memory, (*_placeholders(gm), *_attributes(gm))))
+    calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
+    values, _ = _torch.tensors.flatten([value_of(node, node) for node in calls])
+    # A number, such as a size, is not computed by an engine. A node stands for an unknown value.
+    made = (each for each in values if isinstance(each, torch.Tensor | torch.fx.Node))
+    is_only_views = all(_storage(each) in lasting for each in made)
+    return is_only_views and all(is_torchs(node) and not _writes(node) for node in calls)
+
+
 def is_known(gm: torch.fx.GraphModule) -> bool:
     """True if all operations belong to torch or Python, so that their writes are known.
 
@@ -215,10 +226,15 @@ def _memory(node: torch.fx.Node) -> object:
 
     Views of one tensor have the same storage.
     """
-    fake = value_of(node)
-    if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
-        return _torch.tensors.storage_id(fake)
-    return node
+    storage = _storage(value_of(node))
+    return node if storage is None else storage
+
+
+def _storage(value: object) -> int | None:
+    """The storage of a strided tensor; ``None`` for any other value."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return _torch.tensors.storage_id(value)
+    return None
 
 
 def _name(node: torch.fx.Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from composer.passes import matching, metadata, order
 from composer.passes.base import GraphPass, as_stage
 from composer.passes.function import qualified_name
 from composer.passes.matching import Filter, InternalMatch, NearMiss, Query
+from composer.passes.unmatched import called
 from composer.records import Stage
 
 _OWN = ("pattern", "replacement", "filters", "example_inputs", "ignore_literals")
@@ -34,8 +36,8 @@ class PatternPass(GraphPass):
     plain torch.
 
     A parameter matches any one value: a tensor, or a literal such as a stride. The replacement
-    receives that value. Two parameters never match the same tensor. A literal in the pattern
-    matches only an equal literal.
+    receives that value. A match with a literal that the replacement cannot take is left alone. Two
+    parameters never match the same tensor. A literal in the pattern matches only an equal literal.
 
     A match is rewritten if two conditions hold: no operation outside the match uses its inner
     values, and no operation between the matched ones writes to memory. New nodes take their source
@@ -106,7 +108,25 @@ class PatternPass(GraphPass):
     def _query(self) -> Query:
         pattern = torch.fx.Graph()  # a copy, since matching normalizes the calls in it
         pattern.output(pattern.graph_copy(self._graphs[0], {}))
-        return Query(pattern, tuple(self.filters), self.ignore_literals)
+        filters = (*self.filters, self._takes_the_literals)
+        return Query(pattern, filters, self.ignore_literals)
+
+    def _takes_the_literals(self, match: InternalMatch, *_: torch.fx.Graph) -> bool:
+        """True unless the replacement cannot run on a literal that a parameter meets."""
+        inputs, key = match.placeholder_nodes, metadata.key_at(self.stage or Stage.ATEN)
+        nodes = [each for each in inputs if isinstance(each, torch.fx.Node)]
+        if len(nodes) == len(inputs) or not all(key in node.meta for node in nodes):
+            return True
+        values = torch.fx.map_arg(inputs, lambda node: node.meta[key])
+        trial = torch.fx.Graph()
+        trial.output(trial.graph_copy(self._graphs[1], {}))
+        for node in trial.nodes:
+            node.meta.pop(key, None)  # as it was on the example inputs
+        try:
+            metadata.fill(torch.fx.GraphModule({}, trial), values, key)
+        except metadata.Unknown:
+            return False
+        return True
 
     @cached_property
     def _graphs(self) -> tuple[torch.fx.Graph, torch.fx.Graph]:
@@ -122,6 +142,11 @@ class PatternPass(GraphPass):
                 raise OptionError(f"{self.name}: the pattern has {counts}")
         if not set(_returned(pattern)).isdisjoint(_parameters(pattern)):
             raise OptionError(f"{self.name}: the pattern returns its own parameter")
+        foreign = next(filter(_is_plain_torch, pattern.nodes), None)
+        if foreign is not None and self.stage != Stage.TORCH:
+            what = f"the pattern calls {called(foreign)}, which no graph at {self.stage} has"
+            remedy = "call overloads of torch.ops.aten, or give example_inputs at the stage aten"
+            raise OptionError(f"{self.name}: {what}, so it never matches; {remedy}")
         return pattern, replacement
 
     def _trace(self, which: str) -> torch.fx.Graph:
@@ -179,6 +204,14 @@ class _Rewriting:
                 twins[node] = self._graph.node_copy(node, twins.__getitem__)
                 twins[node].meta = dict(meta)
         return [twins[node] for node in _returned(self._replacement)]
+
+
+def _is_plain_torch(node: torch.fx.Node) -> bool:
+    """True if a node calls a function, method or module that no graph of ATen operators has."""
+    is_overload = isinstance(node.target, _torch.operators.OpOverload)
+    is_operator = is_overload or _torch.operators.takes_functions(node.target)
+    is_call = node.op.startswith("call_") and node.target is not operator.getitem
+    return is_call and not is_operator
 
 
 def _parameters(graph: torch.fx.Graph) -> list[torch.fx.Node]:

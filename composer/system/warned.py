@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
+import sysconfig
+import traceback
 import warnings
 
 log = logging.getLogger("composer")
+
+_MACHINERY = {"composer", "torch", "contextlib", "functools"}
+
+_INSTALLED = ("<frozen ", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+"""Where files lie that are not the user's: Python's own, and those of installed packages."""
 
 _given: set[tuple[type[Warning], str]] = set()
 """The classes and subjects of the warnings given. Python forgets its own record of them whenever
@@ -22,7 +29,8 @@ def warn_once(
 ) -> None:
     """Log and give a warning, unless one of its class and subject was given before.
 
-    It names the line of the user's code: the first frame outside of torch and composer.
+    It names the line of the user's code: the first frame outside of installed packages, or else
+    the first one outside of torch and composer.
 
     Args:
         warning: The warning, with its text.
@@ -50,13 +58,12 @@ def forget_warnings() -> None:
 
 def _users_stacklevel() -> int:
     """Return the stack level of the user's code for the caller of this function."""
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_machinery(frame.f_globals.get("__name__", "")):
-        level += 1
-        frame = frame.f_back
-    return level
-
-
-def _is_machinery(module: str) -> bool:
-    return module.partition(".")[0] in {"composer", "torch", "contextlib", "functools"}
+    outside: list[int] = []
+    for level, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), 1):
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] in _MACHINERY:
+            continue
+        outside.append(level)
+        if not frame.f_code.co_filename.startswith(_INSTALLED):
+            return level
+    return outside[0] if outside else 1

@@ -6,13 +6,16 @@ import dataclasses
 import json
 import os
 import re
+import threading
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from composer.errors import OptionError
+from composer.errors import OptionError, TelemetryWarning, class_and_text
 from composer.records import CompileReport, Runtime, plain
 from composer.system import forks
+from composer.system.warned import warn_once
 from composer.telemetry.base import Sink
 from composer.telemetry.linefile import LineFile
 from composer.telemetry.recording import Process
@@ -22,12 +25,14 @@ LIMIT = "COMPOSER_TELEMETRY_MAX_BYTES"
 DEFAULT_LIMIT = 64 * 2**20
 PATIENCE = 10.0
 """Seconds to wait for the lock of the file. After a timeout the next record does not wait."""
+EVERY = 60.0
+"""Seconds between two looks at the counters. A process that is killed loses no more than these."""
 _FOLLOWED = 1_000
 
 
 @dataclass(slots=True)
 class _Graph:
-    """A graph whose counters are written again when the sink is closed.
+    """A graph whose counters are written again once a minute, and when the sink is closed.
 
     ``runtime`` are the live counters, and ``written`` those in ``file``, the file of its last
     record. ``record`` is empty before the first record.
@@ -42,11 +47,11 @@ class _Graph:
 class JsonLinesSink(Sink):
     """Appends each record to the file.
 
-    When the sink is closed, it writes the newest 1,000 graphs again if their counters changed. Only
-    graphs that were compiled after the sink was made are written again.
+    Once a minute, and when the sink is closed, it writes the newest 1,000 graphs again if their
+    counters changed. Only graphs that were compiled after the sink was made are written again.
 
-    A line is the record with the additional key ``process``, which says which process wrote it. A
-    later record of a graph has the same number as the first.
+    A line is the record with two more keys: ``process`` says which process wrote it, and
+    ``written`` when. A later record of a graph has the same number as the first.
     """
 
     @classmethod
@@ -76,10 +81,15 @@ class JsonLinesSink(Sink):
         self._process = dataclasses.asdict(Process.here())
         self._lock = forks.lock()
         self._graphs: dict[int, _Graph] = {}
+        self._closed: threading.Event | None = None  # no thread writes counters yet
 
     def follow(self, report: CompileReport) -> None:
-        """Remember a graph, so that its counters are written when the sink is closed."""
+        """Remember a graph; its counters are written again until the sink is closed."""
         with self._lock:
+            if self._closed is None:
+                self._closed = threading.Event()
+                ticking = threading.Thread(target=self._write_on, args=(self._closed,), daemon=True)
+                ticking.start()
             self._graphs[report.number] = _Graph(report.runtime, self._file)
             if len(self._graphs) > _FOLLOWED:
                 del self._graphs[next(iter(self._graphs))]
@@ -102,6 +112,23 @@ class JsonLinesSink(Sink):
             graph.written = record["runtime"]
 
     def close(self) -> None:
+        """Write the counters a last time."""
+        with self._lock:
+            if self._closed is not None:
+                self._closed.set()
+                self._closed = None
+        self._write_counters()
+
+    def _write_on(self, closed: threading.Event) -> None:
+        """Write the counters once a minute, since nothing is written after SIGTERM or SIGKILL."""
+        while not closed.wait(EVERY):
+            try:
+                self._write_counters()
+            except OSError as error:  # TimeoutError is one
+                text = f"the sink 'jsonl' failed: {class_and_text(error)}"
+                warn_once(TelemetryWarning(text), about="jsonl", cause=error)
+
+    def _write_counters(self) -> None:
         """Append a record of each graph whose counters changed or whose last write failed."""
         self._patience = PATIENCE
         with self._lock:
@@ -124,7 +151,8 @@ class JsonLinesSink(Sink):
             self._asked, self._file = asked, LineFile(Path(asked).resolve())
 
     def _write(self, file: LineFile, record: dict[str, Any]) -> None:
-        line = _line({**record, "process": self._process})
+        written = datetime.now(UTC).isoformat(timespec="seconds")
+        line = _line({**record, "process": self._process, "written": written})
         try:
             file.append(line, self._limit, self._patience)
         except TimeoutError:

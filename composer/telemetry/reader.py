@@ -67,10 +67,11 @@ def read(path: str | Path | Sequence[str | Path]) -> Readout:
     """
     paths = [path] if isinstance(path, str | Path) else path
     graphs: defaultdict[Process, dict[object, CompileReport]] = defaultdict(dict)
+    written: defaultdict[Process, str] = defaultdict(str)
     left_out, faults = 0, []
     for name, number, text in _lines(_newest_of_each(map(Path, paths))):
         try:
-            process, graph = _parsed(text)
+            process, graph, when = _parsed(text)
         except RecordError as error:
             left_out += 1
             if left_out <= _NAMED:
@@ -79,7 +80,8 @@ def read(path: str | Path | Sequence[str | Path]) -> Readout:
         # Lines without a process may come from several processes that use the same numbers.
         key = (name, number) if process == UNKNOWN else graph.number
         graphs[process][key] = graph
-    return Readout(tuple(_recordings(graphs)), left_out, tuple(faults))
+        written[process] = max(written[process], when)
+    return Readout(tuple(_recordings(graphs, written)), left_out, tuple(faults))
 
 
 def _newest_of_each(paths: Iterable[Path]) -> list[Path]:
@@ -91,14 +93,16 @@ def _newest_of_each(paths: Iterable[Path]) -> list[Path]:
     return list(files.values())
 
 
-def _recordings(graphs: Mapping[Process, Mapping[Any, CompileReport]]) -> Iterator[Recording]:
+def _recordings(
+    graphs: Mapping[Process, Mapping[Any, CompileReport]], written: Mapping[Process, str]
+) -> Iterator[Recording]:
     for process in sorted(graphs, key=lambda each: (each.started, each.rank or 0)):
         oldest_first = sorted(graphs[process].values(), key=lambda each: each.time)
-        yield Recording(process, Report(tuple(oldest_first)))
+        yield Recording(process, Report(tuple(oldest_first)), written[process])
 
 
-def _parsed(text: bytes) -> tuple[Process, CompileReport]:
-    """Return the process that wrote a line, and the record in it."""
+def _parsed(text: bytes) -> tuple[Process, CompileReport, str]:
+    """Return the process that wrote a line, the record in it, and when it was written."""
     text = text.strip()
     if not text:
         raise RecordError("a blank line")
@@ -108,7 +112,8 @@ def _parsed(text: bytes) -> tuple[Process, CompileReport]:
         raise RecordError(f"torn, or no JSON: {error}") from None
     if not isinstance(line, Mapping):
         raise RecordError("JSON, but no object")
-    return _process(line.get("process")), CompileReport.from_dict(line)
+    process, written = _process(line.get("process")), str(line.get("written", ""))
+    return process, CompileReport.from_dict(line), written
 
 
 def _process(value: Any) -> Process:

@@ -52,7 +52,11 @@ def _started() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The graphs of one process, oldest first, each with its last record."""
+    """The graphs of one process, oldest first, each with its last record.
+
+    ``written`` says when the newest of these records was written (UTC, ISO 8601), if that is known.
+    """
 
     process: Process
     report: Report
+    written: str = ""

@@ -30,6 +30,11 @@ _WIDTH = 110
 _SHORT = 10
 """The largest number of graphs in a short report, which ends with a hint."""
 
+ENOUGH_ROUNDS = 7
+"""With fewer rounds a ratio has two digits and no spread, and a policy does not fix an engine."""
+
+UNDER_LOAD = "; measured under a load"
+
 _COMPARES = 'options={"chain": "auto", "select": "fastest"}'
 
 
@@ -157,6 +162,14 @@ def cell(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
+def ratio_text(ratio: float, rounds: int, quartiles: Sequence[float] = ()) -> str:
+    """Return ``"1.14 (0.92-1.20)"``; ``"about 1.1"`` if there were too few rounds for more."""
+    if rounds < ENOUGH_ROUNDS:
+        return f"about {float(f'{ratio:.2g}'):g}"
+    spread = "-".join(f"{each:.2f}" for each in quartiles)
+    return f"{ratio:.2f} ({spread})" if spread else f"{ratio:.2f}"
+
+
 def _facts(engine: dict[str, Any]) -> str:
     """Return a text such as ``"onnxruntime 1.31.1, providers CPUExecutionProvider"``."""
     return ", ".join(_named_fact(name, value) for name, value in engine.items())
@@ -169,19 +182,19 @@ def _named_fact(name: str, value: Any) -> str:
 
 
 def _timing(timing: dict[str, Any]) -> str:
-    """Return ``"0.21 ms a call, 4.20 times as fast as eager (4.10-4.30 in 6 rounds)"`` or alike."""
+    """Return ``"0.21 ms a call, 4.20 (4.10-4.30) times as fast as eager in 9 rounds"`` or alike."""
     text = f"{timing['ms']:.3g} ms a call"
     if "mib" in timing:
         text += f" and {_fact(timing['mib'])} MiB"
     if "over_eager" in timing:
-        spread = f"{timing['over_eager_p25']:.2f}-{timing['over_eager_p75']:.2f}"
-        text += f", {timing['over_eager']:.2f} times as fast as eager"
-        text += f" ({spread} in {timing['rounds']} rounds)"
+        quartiles = timing["over_eager_p25"], timing["over_eager_p75"]
+        ratio = ratio_text(timing["over_eager"], timing["rounds"], quartiles)
+        text += f", {ratio} times as fast as eager in {timing['rounds']} rounds"
     else:
         text += f", eager {timing['eager_ms']:.3g} ms"
     if "measured" in timing:
         text += f", as measured on {str(timing['measured'])[:10]}"
-    return text
+    return text + UNDER_LOAD if timing.get("under_load") else text
 
 
 def _fact(value: Any) -> str:

@@ -79,6 +79,24 @@ def test_every_refusal_has_its_status_and_reason(engine, status, reason) -> None
     assert last().chosen == "eager"
 
 
+@pytest.mark.parametrize(
+    "selected",
+    [{}, {"strict": True, "on_exhausted": "raise"}, {"select": "fastest", "verify": "compile"}],
+)
+def test_graph_that_computes_nothing_runs_on_eager_in_silence(selected: dict[str, Any]) -> None:
+    """No engine is asked, and nobody is warned: such a graph ends most compiled training steps."""
+    engine = FakeBackend(name="never_asked")
+    x = torch.randn(3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = compiled(lambda x: x.detach().view(-1), engine, **selected)(x)
+    assert result.data_ptr() == x.data_ptr()
+    assert engine.compiles == 0
+    assert statuses() == [("eager", "succeeded", None)]
+    assert last().attempts[0].message == "the graph computes nothing"
+    assert last().chosen == "eager"
+
+
 def test_an_exception_is_kept_whole() -> None:
     """Type, message and traceback, down to the engine's own line."""
     compiled(cosine, engines.raises)(torch.ones(2))

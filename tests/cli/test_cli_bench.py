@@ -238,6 +238,7 @@ def test_bench_fits_a_terminal_of_80_columns(models: Path) -> None:
     table, below = output.split("own_models:broken: own_models:broken failed", maxsplit=1)
     assert max(map(len, table.splitlines())) <= 80
     assert "…" not in table
+    assert "the median of the rounds' ratios, not the ratio of the medians" in table
     assert "build" in below
 
 

@@ -16,7 +16,8 @@ from composer._torch import names
 from composer.backends import BACKENDS
 from composer.backends.base import Backend, Build, BuildRequest
 from composer.cli import app
-from composer.records import GraphRequest
+from composer.errors import refuse
+from composer.records import GraphRequest, Reason, Status
 from composer.system import distribution
 
 runner = CliRunner()
@@ -42,8 +43,11 @@ def test_doctor_tries_every_engine() -> None:
     assert list(engines) == list(BACKENDS.names())
     for name, trains in (("inductor", True), ("onnxrt", True), ("openvino", False)):
         row = engines[name]
-        assert (row["works"], row["trains"], row["devices"]) == (True, trains, ["cpu"]), row
-    assert engines["onnxrt"]["version"] == version("onnxruntime")
+        serves = ["inference", "training"] if trains else ["inference"]
+        assert (row["works"], row["serves"], row["devices"]) == (True, serves, ["cpu"]), row
+    for package in ("onnxruntime", "onnx", "onnxscript"):
+        assert engines["onnxrt"]["versions"][package] == version(package)
+    assert engines["inductor"]["versions"]["torch"] == torch.__version__
     assert engines["tensorrt"]["reason"] == "no_device"
     assert result.exit_code == 0  # nobody asked for tensorrt by name
 
@@ -89,6 +93,52 @@ def test_doctor_fails_where_an_engine_of_the_chain_does_not_work(
 
     monkeypatch.setattr("composer.cli.doctor._attempts", attempts)
     assert doctor(COMPOSER_CHAIN=chain).exit_code == status
+
+
+def float32_only(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """An engine that serves the graph for training alone: the other has bools and integers."""
+    dtypes = {each.dtype for each in inputs if isinstance(each, torch.Tensor)}
+    if dtypes != {torch.float32}:
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, "takes float32 alone")
+    return torch._dynamo.lookup_backend("aot_eager")(gm, inputs)
+
+
+def convolutions_only(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, "takes convolutions alone")
+
+
+@pytest.mark.parametrize(
+    ("engine", "serves", "shown", "why"),
+    [
+        (float32_only, ["training"], "training", "takes float32 alone"),
+        (convolutions_only, [], "neither graph", "takes convolutions alone"),
+    ],
+)
+def test_doctor_says_which_graphs_an_engine_serves(
+    engine: Any, serves: list[str], shown: str, why: str
+) -> None:
+    """An engine that declines a graph is not broken: it may serve other graphs."""
+    name = f"{__name__}:{engine.__name__}"
+    row = rows(name)[name]
+    assert (row["serves"], row["declines"], row["message"]) == (serves, True, why)
+    result = doctor(name)
+    assert shown in result.output
+    assert result.exit_code == 0
+
+
+def test_doctor_shows_the_version_of_the_package_that_brings_an_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not torch's."""
+
+    class Package:
+        name, version = "my-package", "1.2"
+
+    class Entry:
+        name, dist = "eager", Package
+
+    monkeypatch.setattr("composer.cli.doctor.entry_points", lambda group: [Entry])
+    assert rows("eager")["eager"]["versions"] == {"my-package": "1.2"}
 
 
 class Breaking(Backend):

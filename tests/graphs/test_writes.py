@@ -123,6 +123,35 @@ def test_writes_are_known_by_name_mark_and_schema(function: Any, writing: bool) 
     assert writes.may_write(torch.fx.symbolic_trace(function)) is writing
 
 
+@pytest.mark.parametrize(
+    ("function", "computing"),
+    [
+        (lambda x, w: x.detach(), False),
+        (lambda x, w: x.chunk(2)[1].reshape(-1), False),
+        (lambda x, w: x.view(x.shape[0] * x.shape[1]), False),
+        (lambda x, w: w.t(), False),
+        (lambda x, w: x.contiguous().float(), False),
+        (lambda x, w: x.clone(), True),
+        (lambda x, w: x.double(), True),
+        (lambda x, w: x.view(-1).add_(1), True),
+        (lambda x, w: functional.relu(x, inplace=True), True),
+        (lambda x, w: torch.rand(2), True),
+    ],
+)
+def test_graph_of_views_computes_nothing(function: Any, computing: bool) -> None:
+    """A graph that writes to its inputs, or returns memory of its own, computes something."""
+    seen: list[bool] = []
+
+    def see(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        seen.append(not writes.computes_nothing(gm))
+        return gm.forward
+
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    with torch.no_grad():
+        torch.compile(lambda x: (function(x, weight),), backend=see)(torch.ones(2, 2))
+    assert seen == [computing]
+
+
 @needs_torch("2.12", "no branch may write")
 @pytest.mark.parametrize("selected", [{"verify": "compile"}, {"select": "fastest"}])
 @torch.no_grad()

@@ -413,6 +413,23 @@ def test_verdict_of_too_few_rounds_is_not_used_where_there_is_more_time(
     assert is_remembered(chain.compile(verify="off", select={"seconds": 4}))
 
 
+class Configured(Engine):
+    """An engine that takes options."""
+
+    def __call__(self, gm: Any, example_inputs: list[Any], *, options: Any = None) -> Any:
+        return super().__call__(gm, example_inputs)
+
+
+def test_remembered_losers_have_their_options(chain: Chain) -> None:
+    """As they had when they were measured: a chain may have one engine twice."""
+    slow = Configured("slow", NAP * 2)
+    candidates = [{"backend": slow, "options": {"level": n}} for n in (1, 2)]
+    for _ in range(2):
+        report = chain.compile(chain=[*candidates, chain.quick])
+        assert [each.options for each in report.attempts] == [{"level": 1}, {"level": 2}, {}]
+    assert is_remembered(report)
+
+
 def test_verdict_without_a_load_says_nothing_of_one(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

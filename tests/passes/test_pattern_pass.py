@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -419,6 +419,57 @@ def test_a_slip_of_the_author_is_named(pattern, replacement, said: str) -> None:
     """As an OptionError with the name of the pass."""
     with pytest.raises(OptionError, match=said):
         PatternPass(pattern, replacement).run(traced(lambda x: x))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "what"),
+    [
+        (lambda x: torch.relu(x) * 2, "torch.relu"),
+        (lambda x: x * 2 + 1, "operator.mul"),
+        (lambda x: x.relu(), "the method relu"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["aten", "joint"])
+def test_a_pattern_that_never_matches_is_a_slip(pattern: Any, what: str, stage: str) -> None:
+    """A graph of operators has no functions and methods of torch."""
+    rewrite = PatternPass(pattern, lambda x: aten.relu.default(x), stage=stage, name="mine")
+    said = f"mine: the pattern calls {what}, which no graph at {stage} has"
+    with pytest.raises(OptionError, match=said):
+        rewrite.run(traced(lambda x: x))
+
+
+def _sum(x: Any, y: Any) -> Any:
+    return torch.add(x, y)
+
+
+def _difference(x: Any, y: Any) -> Any:
+    return torch.sub(x, torch.neg(y))
+
+
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        PatternPass(
+            lambda x, y: aten.add.Tensor(x, y),
+            lambda x, y: aten.sub.Tensor(x, aten.neg.default(y)),
+        ),
+        PatternPass(_sum, _difference, example_inputs=(torch.zeros(2), torch.zeros(2))),
+        PatternPass(_sum, _difference, stage="torch"),
+    ],
+    ids=["aten", "plain", "torch"],
+)
+def test_a_match_with_a_literal_that_the_replacement_cannot_take_is_left_out(
+    rewrite: PatternPass,
+) -> None:
+    """The other matches are rewritten."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.add(torch.add(x, y), 1)
+
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    run = compiled(program, "aot_eager", passes=[rewrite], on_pass_error="raise")
+    torch.testing.assert_close(run(x, y), program(x, y))
+    assert last().passes[0].matches == 1
 
 
 @pytest.mark.parametrize("engine", MOST)

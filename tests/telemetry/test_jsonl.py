@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ from composer import session
 from composer.build import current_build
 from composer.errors import OptionError, TelemetryWarning
 from composer.telemetry import jsonl, linefile, schema
+from composer.telemetry.html import render
 from composer.telemetry.linefile import LineFile
 from composer.telemetry.reader import read
 from composer.testing import FakeBackend
@@ -60,6 +63,7 @@ def test_line_is_the_record_with_its_process(path: Path, monkeypatch: Any) -> No
     assert process["rank"] == 3
     assert process["started"] < first["time"]
     jsonschema.validate(first, schema.committed())
+    assert first["time"][:19] <= first.pop("written")[:19]
     first.pop("runtime")
     assert {**first, "runtime": 0} == {**session.current().reports()[0].to_dict(), "runtime": 0}
 
@@ -441,6 +445,53 @@ def test_counters_are_written_at_exit(path: Path, run_python: RunPython) -> None
     (graph,) = recording.report.graphs
     assert graph.runtime.calls == 20
     assert graph.runtime.seconds > 0
+
+
+KILLED_PROGRAM = f"""
+import signal, threading
+from composer.telemetry import jsonl
+
+jsonl.EVERY = 0.01
+{PROGRAM}
+while '"calls": 20' not in open(os.environ["COMPOSER_TELEMETRY"]).read():
+    threading.Event().wait(0.01)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_counters_survive_sigterm(path: Path, run_python: RunPython) -> None:
+    """They are written while the program runs, since a signal leaves no time for it."""
+    done = run_python(KILLED_PROGRAM)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    (recording,) = read(path).recordings
+    (graph,) = recording.report.graphs
+    assert graph.runtime.calls == 20
+    assert recording.written >= recording.process.started[:19]
+    page = html.unescape(render([recording]))
+    assert f"counters as of {recording.written}" in page
+
+
+def test_counters_that_cannot_be_written_are_warned_of_and_written_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that writes them goes on."""
+    monkeypatch.setattr(jsonl, "EVERY", 0.01)
+    tried, warned = threading.Semaphore(0), threading.Event()
+
+    def fail(*args: Any) -> None:
+        tried.release()
+        raise OSError("no space left")
+
+    monkeypatch.setattr(jsonl, "warn_once", lambda *_, **__: warned.set())
+    f = compiled(torch.sin, honest)
+    f(torch.ones(2))
+    with monkeypatch.context() as broken:
+        broken.setattr(LineFile, "append", fail)
+        f(torch.ones(2))
+        assert all(tried.acquire(timeout=60) for _ in range(2))
+        assert warned.wait(60)
+    session.current().sinks.close()
+    assert lines(path)[-1]["runtime"]["calls"] == 2
 
 
 def test_folder_that_was_removed_is_not_made_again_at_the_end(path: Path) -> None:

@@ -7,12 +7,14 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import engines
 import pytest
 import torch
 from common import compiled, last
 from engines import honest
+from recordings import graph, served
 from rewrites import Raises, Scale, at
 
 import composer
@@ -70,6 +72,28 @@ def test_two_candidates_of_one_engine_are_told_apart_by_their_options() -> None:
     assert "onnxrt(threads=2)" in text
     compiled(lambda x: x + 1, chain[0])(torch.ones(2))
     assert "onnxrt(" not in str(composer.report(last=1))
+
+
+FIGURES = {
+    **{"ms": 1.0, "eager_ms": 4.2, "rounds": 9},
+    **{"over_eager": 4.1987, "over_eager_p25": 4.1, "over_eager_p75": 4.3},
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "1 ms a call, 4.20 (4.10-4.30) times as fast as eager in 9 rounds"),
+        ({"rounds": 2}, "1 ms a call, about 4.2 times as fast as eager in 2 rounds"),
+        ({"rounds": 2, "over_eager": 117.3}, "about 120 times as fast as eager in 2 rounds"),
+        ({"under_load": True}, "in 9 rounds; measured under a load"),
+    ],
+)
+def test_the_winners_row_says_how_surely_it_was_measured(more: dict[str, Any], said: str) -> None:
+    """A ratio of a few rounds has two digits; a load of other programs is named."""
+    winner = served("onnxrt", 1.0).timed(FIGURES | more)
+    row = " ".join(str(Report((graph(winner),))).split())
+    assert row.endswith(said)
 
 
 def test_the_table_shows_the_passes() -> None:

@@ -104,9 +104,11 @@ def outcome_of(
     )
 
 
-def fallback_of(compiled: Callable[..., Any], passes: tuple[PassRecord, ...]) -> Tried:
+def fallback_of(
+    compiled: Callable[..., Any], passes: tuple[PassRecord, ...], message: str = ""
+) -> Tried:
     """Return the eager fallback in the form of an accepted candidate."""
-    attempt = Attempt(EAGER, Status.SUCCEEDED, None, "", 0.0)
+    attempt = Attempt(EAGER, Status.SUCCEEDED, None, message, 0.0)
     return Tried(attempt, compiled, None, passes, is_fallback=True)
 
 

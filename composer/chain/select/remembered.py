@@ -19,7 +19,7 @@ from composer.knowledge.failure import REMEDY
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.quarantine import Quarantined
 from composer.knowledge.verdict import CandidateRecord, Verdict, deserves_verdict
-from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
+from composer.records import Attempt, GraphRequest, Outcome, Reason, Status, plain
 
 
 def fingerprint_of(request: GraphRequest, entries: Sequence[ChainEntry]) -> Fingerprint:
@@ -60,15 +60,20 @@ def keep(whole: Fingerprint, benchmark: Benchmark, outcome: Outcome) -> None:
     knowledge.unkept[whole.request.graph_key] = trouble
 
 
-def outcome_of(verdict: Verdict, source: str, serves: Tried) -> Outcome:
+def outcome_of(
+    verdict: Verdict, source: str, entries: Sequence[ChainEntry], serves: Tried
+) -> Outcome:
     """Return the outcome of the remembered benchmark, with the winner's attempt of now.
 
     Args:
         verdict: The verdict.
         source: The folder or the store that has it.
+        entries: The chain.
         serves: The winner, or the eager fallback if that had won.
     """
-    made = [_remembered(each, verdict, source) for each in verdict.candidates]
+    # The chain may go on behind an eager that ended the walk.
+    places = zip(verdict.candidates, entries, strict=False)
+    made = [_remembered(each, entry, verdict, source) for each, entry in places]
     winner = verdict.winner
     if winner is not None:
         timing = _timing(verdict.candidates[winner], verdict, source)
@@ -76,7 +81,7 @@ def outcome_of(verdict: Verdict, source: str, serves: Tried) -> Outcome:
     return choice.outcome_of(made, serves, ranking=verdict.ranking)
 
 
-def _remembered(each: CandidateRecord, verdict: Verdict, source: str) -> Tried:
+def _remembered(each: CandidateRecord, entry: ChainEntry, verdict: Verdict, source: str) -> Tried:
     """Return the result of a candidate that is not built now: it was slower, or not accepted."""
     attempt = functools.partial(
         Attempt,
@@ -85,6 +90,7 @@ def _remembered(each: CandidateRecord, verdict: Verdict, source: str) -> Tried:
         engine={"precision": each.precision} if each.precision else {},
         precision=each.precision,
         products_in_fp32=each.products_in_fp32,
+        options=plain(dict(entry.candidate.options)),
     )
     if each.timing:
         slower = attempt(Status.NOT_CHOSEN, Reason.SLOWER, _slower(each, verdict))

@@ -20,6 +20,7 @@ from composer.telemetry.html import effects, fallbacks, shares, spent, timeline,
 from composer.telemetry.html.timeline import Bar
 from composer.telemetry.html.times import Times
 from composer.telemetry.recording import Process, Recording
+from composer.telemetry.report import ratio_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -86,6 +87,7 @@ def _parts(recordings: Sequence[Recording]) -> dict[str, Any]:
         "graphs": graphs,
         "lanes": lanes,
         "line": line,
+        "written": max((each.written for each in recordings), default=""),
         "served": Counter(graph.chosen for graph in graphs).most_common(),
         "seconds": sum(words.sane(graph.seconds) for graph in graphs),
         "shares": shares.shares(graphs),
@@ -131,5 +133,5 @@ def _environment() -> Environment:
     )
     names = ("clock", "counted", "cut", "duration", "head", "input_text", "moment", "short", "tail")
     environment.filters |= {name: getattr(words, name) for name in names}
-    environment.filters["fact"] = shares.fact
+    environment.filters |= {"fact": shares.fact, "ratio": ratio_text}
     return environment

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from composer.records import EAGER, CompileReport
+from composer.records import EAGER, CompileReport, spelled
 from composer.telemetry.html.words import sane
 
 LONGEST = 2.0
@@ -18,10 +18,12 @@ class Time:
     """The time of a call with one engine.
 
     Attributes:
-        engine: The name of the engine, and its precision if that is not the graph's own.
+        engine: The name of the engine with its options, and its precision if that is not the
+            graph's own.
         status: The status of its attempt; the engine that serves has ``succeeded``.
         seconds: The time of a call.
         ratio: That time divided by eager's; below 1 the engine is faster than eager.
+        rounds: The number of rounds in which it was measured.
         percent: The width of its bar in per cent.
     """
 
@@ -29,14 +31,19 @@ class Time:
     status: str
     seconds: float
     ratio: float
+    rounds: int
     percent: float
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The engines of one graph, in the order of the attempts. ``eager`` is in seconds per call."""
+    """The engines of one graph, in the order of the attempts.
+
+    ``eager`` is in seconds per call. ``under_load`` is True if other programs used the cores.
+    """
 
     eager: float
+    under_load: bool
     engines: tuple[Time, ...]
 
 
@@ -46,7 +53,9 @@ def times(graph: CompileReport) -> Times | None:
     if not engines:
         return None
     eager = engines[0].seconds / engines[0].ratio
-    return Times(eager, engines)
+    timings = (each.engine.get("timing") for each in graph.attempts)
+    is_under_load = any(isinstance(each, dict) and each.get("under_load") for each in timings)
+    return Times(eager, is_under_load, engines)
 
 
 def _times(graph: CompileReport) -> Iterator[Time]:
@@ -58,8 +67,11 @@ def _times(graph: CompileReport) -> Iterator[Time]:
         eager = _seconds(timing.get("eager_ms"))
         if seconds and eager:
             ratio = seconds / eager
+            rounds = timing.get("rounds")
             percent = min(100 * ratio / LONGEST, 100.0)
-            yield Time(each.who, str(each.status), seconds, ratio, percent)
+            name = spelled(each.who, each.options)
+            counted = rounds if isinstance(rounds, int) else 0
+            yield Time(name, str(each.status), seconds, ratio, counted, percent)
 
 
 def _seconds(milliseconds: Any) -> float:

@@ -38,15 +38,12 @@ from composer.policy import Candidate, read_policy, sources
 from composer.records import Attempt, CompileReport, GraphRequest, Reason, Status, plain, spelled
 from composer.system import control_flow
 from composer.system.memory import free_memory
-from composer.telemetry.report import attempts_of
+from composer.telemetry.report import ENOUGH_ROUNDS, attempts_of, ratio_text
 from composer.tools.bench.subject import Subject
 from composer.tools.explain import collecting, compiled_beside
 
 EAGER = "eager"
 COMPOSER = "composer, fastest"
-
-ENOUGH_ROUNDS = 7
-"""With fewer rounds no spread is given, and the policy does not fix an engine."""
 
 UNDER_LOAD = "Other programs were using the cores: measure again when the machine is idle."
 
@@ -87,9 +84,7 @@ class Ratio:
 
     def __str__(self) -> str:
         """``"1.14 (0.92-1.20)"``; ``"about 1.1"`` where there were too few rounds for a spread."""
-        if self.rounds < ENOUGH_ROUNDS:
-            return f"about {self.median:.2g}"
-        return f"{self.median:.2f} ({self.p25:.2f}-{self.p75:.2f})"
+        return ratio_text(self.median, self.rounds, (self.p25, self.p75))
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,6 +231,25 @@ def test_measured_times_are_bars_by_eagers() -> None:
     assert "Measured times" not in render([recording(graph(FAILED))])
 
 
+def test_measured_times_say_who_was_measured_and_how_surely() -> None:
+    """Two candidates of one engine are told apart; few rounds give two digits; a load is named."""
+    inductors = [
+        replace(timed(each, 1.234, 2.0), options={"freezing": freezing})
+        for each, freezing in ((UNAVAILABLE, False), (served("tensorrt", 1.0), True))
+    ]
+    inductors[1].engine["timing"] |= {"rounds": 9, "under_load": True}
+    found = times(graph(*inductors))
+    assert found is not None
+    names = ["tensorrt(freezing=False)", "tensorrt(freezing=True)"]
+    assert [each.engine for each in found.engines] == names
+    page = render([recording(graph(*inductors))])
+    assert '<td class="number">about 0.62</td>' in page
+    assert '<td class="number">0.62</td>' in page
+    assert "eager 2 ms; measured under a load</span>" in page
+    del inductors[1].engine["timing"]["under_load"]
+    assert "measured under a load" not in render([recording(graph(*inductors))])
+
+
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -1.0, 0, 10**300, "soon", None])
 def test_times_that_cannot_be_are_none(odd: Any) -> None:
     """A record may come from anybody's file."""
