@@ -15,14 +15,7 @@ import torch
 import torch.fx
 
 import composer
-from composer.backends.onnx_engine import (
-    Loaded,
-    OnnxBuild,
-    OnnxEngine,
-    OnnxRegion,
-    dtypes_of,
-    why_not,
-)
+from composer.backends.onnx_engine import Loaded, OnnxBuild, OnnxEngine, OnnxRegion, dtypes_of
 
 LACKING = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 """Dtypes that NumPy does not have."""
@@ -37,9 +30,9 @@ class ReferenceEngine(OnnxEngine[Mapping[str, Any]]):
     def why_not(self, node: torch.fx.Node, build: OnnxBuild[Mapping[str, Any]]) -> str | None:
         """Leave to torch what ONNX cannot express, and what NumPy has no dtype for."""
         if node.target is torch.ops.aten.gather.default:
-            return "the evaluator gathers wrongly from one row (onnx 1.23)"
+            return "the evaluator gathers from few columns only (onnx 1.23)"
         lacking = dtypes_of(node) & LACKING
-        return f"NumPy has no {lacking}" if lacking else why_not(node)
+        return f"NumPy has no {lacking}" if lacking else super().why_not(node, build)
 
     def load(
         self,

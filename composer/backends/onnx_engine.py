@@ -7,8 +7,11 @@ such an engine may need of composer: OpenVINO's engine imports nothing else.
 
 from __future__ import annotations
 
+import json
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, cast
 
 import torch
 import torch.fx
@@ -28,18 +31,11 @@ from composer.backends.base import (
 )
 from composer.backends.forks import never_freed_in_forks
 from composer.backends.options import read_options
-from composer.errors import refuse
+from composer.errors import first_line, refuse
 from composer.graphs.nodes import tensors_of
-from composer.lowering.compile import as_captured, compile_graph, only_inference
+from composer.lowering.compile import compile_graph, only_inference
 from composer.lowering.devices import devices_of
-from composer.lowering.engine import (
-    ModelRefused,
-    NodesRefused,
-    OnnxBuild,
-    OnnxRegion,
-    RegionEngine,
-    S,
-)
+from composer.lowering.engine import ModelRefused, NodesRefused, OnnxBuild, OnnxRegion, S
 from composer.lowering.export.onnx import OnnxGraph, Output, as_scalar, why_not
 from composer.lowering.export.plain import PlainOnnx, to_plain
 from composer.lowering.loaded import LoadAgain, Loaded
@@ -47,11 +43,12 @@ from composer.lowering.operators.attention import widened_attention
 from composer.lowering.operators.entry import Operator, Operators, stays
 from composer.lowering.operators.fused import fuse_attention, fusions
 from composer.lowering.operators.reductions import long_log_softmax
-from composer.lowering.partition.regions import Region, constant_at, dtypes_of
+from composer.lowering.partition.regions import Region, constant_at, dtype_names, dtypes_of
 from composer.lowering.partition.tables import positions_of
 from composer.records import GraphRequest, Reason, Status
 from composer.registry import did_you_mean
 from composer.system.distribution import install
+from composer.system.hardware import nvidia_driver
 
 argument = _torch.operators.argument
 empty = _torch.tensors.empty
@@ -64,31 +61,32 @@ __all__ = [
     "BuildFacts", "GraphRequest", "LoadAgain", "Loaded", "ModelRefused", "NodesRefused",
     "OnnxBuild", "OnnxEngine", "OnnxGraph", "OnnxRegion", "Operator", "Operators", "Output",
     "PlainOnnx", "Reason", "Region", "Status", "argument", "array_over", "as_scalar", "constant_at",
-    "did_you_mean", "dtypes_of", "dynamo_backend", "empty", "fuse_attention", "fusions", "install",
-    "is_installed", "long_log_softmax", "may_be_empty", "multiplies_bf16", "never_freed_in_forks",
-    "operator_name",
-    "positions_of", "read_options", "refuse", "require_installed", "stays", "tensors_of",
-    "to_plain", "why_not", "widened_attention",
+    "did_you_mean", "dtype_names", "dtypes_of", "dynamo_backend", "empty", "fuse_attention",
+    "fusions", "install", "is_installed", "long_log_softmax", "may_be_empty", "multiplies_bf16",
+    "never_freed_in_forks", "operator_name", "positions_of", "read_options", "refuse",
+    "require_installed", "stays", "tensors_of", "to_plain", "why_not", "widened_attention",
 ]
 # fmt: on
 
 _DEVICES = {"cpu": "the CPU", "cuda": "one GPU"}
 
-DynamoBackend = Callable[..., Callable[..., Any]]
 
+class OnnxEngine(Backend, Generic[S]):
+    """An engine that runs ONNX models: a subclass defines :meth:`load`, and often :meth:`why_not`.
 
-class OnnxEngine(Backend, RegionEngine[S]):
-    """An engine that runs ONNX models, as a candidate of a chain.
-
-    A subclass defines :attr:`title` and :meth:`load`, and often :meth:`why_not` and
-    :meth:`settings`.
-    It has no state: everything about a build is an argument of its methods.
+    The rest is the same for all engines (:mod:`composer.lowering.compile`). The idea is that of
+    ONNX Runtime's execution providers, which have ``GetCapability`` and ``Compile``. An engine has
+    no state: everything about a build is an argument of its methods.
     """
 
     reads_example_inputs = False
     runs_shared_passes = True
-    writes_as_the_graph = True
-    has_self_test = True
+
+    title: ClassVar[str] = ""
+    """The name of the engine in messages; by default that of the class."""
+
+    trains: ClassVar[bool] = True
+    """True if it may run the forward and backward graphs of a training step."""
 
     modules: ClassVar[tuple[str, ...]] = ("onnx", "onnxscript")
     """The top-level modules that must be installed."""
@@ -98,6 +96,11 @@ class OnnxEngine(Backend, RegionEngine[S]):
 
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
     """The types of the devices on which the tensors of a graph may be."""
+
+    def __init_subclass__(cls) -> None:
+        """Give a class without a title its own name."""
+        super().__init_subclass__()
+        cls.title = cls.title or cls.__name__
 
     def settings(self, options: Mapping[str, Any]) -> S:
         """Check the candidate's options, and return them in the engine's own form.
@@ -109,6 +112,82 @@ class OnnxEngine(Backend, RegionEngine[S]):
         """
         check_known(options, (), self.title)
         return cast(S, options)
+
+    def facts(self, build: OnnxBuild[S]) -> BuildFacts:
+        """Return what the record says of the engine, before anything is read or loaded.
+
+        Raises:
+            Refusal: the engine cannot work here.
+        """
+        del build
+        return BuildFacts()
+
+    def dialect(self) -> Operators:
+        """Return the engine's own entries of operators, which precede composer's."""
+        return MappingProxyType({})
+
+    def why_not(self, node: torch.fx.Node, build: OnnxBuild[S]) -> str | None:
+        """Return why torch has to run a call of the functional graph; ``None`` if it need not.
+
+        It need not know what :meth:`read` and :meth:`load` refuse. The default refuses what has no
+        translation to ONNX.
+        """
+        del build
+        return why_not(node, self.dialect())
+
+    def writes(self, node: torch.fx.Node, build: OnnxBuild[S]) -> bool:
+        """Return True if the engine can do a call that writes rows of an input in place.
+
+        :meth:`load` then writes the outputs in ``region.rewritten`` to the memory of the arguments.
+        """
+        del node, build
+        return False
+
+    def prepare(self, gm: torch.fx.GraphModule, build: OnnxBuild[S]) -> None:
+        """Rewrite a region before it is translated to ONNX. The default changes nothing."""
+
+    def read(self, model: OnnxRegion, region: Region, build: OnnxBuild[S]) -> Any:
+        """Read the model of a region, which is cheaper than to load it. The default reads nothing.
+
+        What is returned becomes ``region.read`` in :meth:`load`. It must refer to no weight.
+
+        Args:
+            model: The region as an ONNX model.
+            region: The region, with its graph and weights. Its graph has placeholders only where an
+                earlier process made the model.
+            build: The terms of the build.
+
+        Raises:
+            NodesRefused: the engine names nodes that it does not take.
+            ModelRefused: it does not take the model, and names no node.
+            Refusal: the graph is not for this engine.
+        """
+
+    @abstractmethod
+    def load(
+        self, region: OnnxRegion, weights: Mapping[str, torch.Tensor], build: OnnxBuild[S]
+    ) -> Loaded:
+        """Load a model with its weights, so that it runs.
+
+        This is called for each region, and again when a weight has changed.
+
+        Args:
+            region: The region.
+            weights: Contiguous tensors, by the names of their arguments. The model may not read all
+                of them. The engine reads their memory, so it keeps a reference to those that it
+                does not copy.
+            build: The terms of the build, without weights.
+
+        Raises:
+            NodesRefused: the engine names nodes that it does not take.
+            ModelRefused: it does not take the model, and names no node.
+            Refusal: it cannot run the model here.
+        """
+
+    def described(self, refusal: ModelRefused, node: torch.fx.Node) -> str:
+        """Return a short text on why a call is refused by itself. The default is the first line."""
+        del node
+        return first_line(str(refusal))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Check names and values of the options."""
@@ -135,26 +214,42 @@ class OnnxEngine(Backend, RegionEngine[S]):
 
     def build(self, request: BuildRequest) -> Build:
         """Compile the graph of the request."""
-        settings = self.settings(request.options)
         devices = devices_of(request.example_inputs)
         self.require(devices)
-        identity = self.identity()
-        text = f"{identity} {settings!r} {devices} {request.mode} {request.terms.precision}"
         build = OnnxBuild(
-            settings=settings,
+            settings=self.settings(request.options),
             device=devices[0] if devices else torch.device("cpu"),
             mode=request.mode,
             terms=request.terms,
-            key=text if identity else "",
+        )
+        return Build(
+            compile_graph(request.gm, request.example_inputs, self, build, self._key(request))
         )
 
-        def compile_flat(gm: torch.fx.GraphModule) -> Callable[..., Any]:
-            return compile_graph(gm, request.example_inputs, self, build)
+    def _key(self, request: BuildRequest) -> str:
+        """Return a text of all that decides what the engine takes, and how; empty if there is none.
 
-        return Build(as_captured(request.gm, request.example_inputs, compile_flat))
+        It has the name of the GPU: an engine may take another model on another GPU.
+        """
+        identity = self.identity()
+        try:
+            options = json.dumps(dict(request.options), sort_keys=True)
+        except TypeError:  # an object, which another process does not have
+            identity = None
+        if identity is None:
+            return ""
+        devices = [*map(_named, devices_of(request.example_inputs))]
+        return f"{identity} {options} {devices} {request.mode} {request.terms.precision}"
 
 
-def dynamo_backend(engine: type[OnnxEngine[Any]], name: str) -> DynamoBackend:
+def _named(device: torch.device) -> str:
+    if device.type != "cuda":
+        return str(device)
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    return f"{device} {name} {capability} {nvidia_driver()}"
+
+
+def dynamo_backend(engine: type[OnnxEngine[Any]], name: str) -> Callable[..., Callable[..., Any]]:
     """Return the engine as a function that Dynamo takes as a backend.
 
     The function raises ``OptionError`` for an unknown or malformed option, and ``Refusal`` if the
@@ -171,9 +266,11 @@ def dynamo_backend(engine: type[OnnxEngine[Any]], name: str) -> DynamoBackend:
         *,
         mode: str | None = None,
         options: Mapping[str, Any] | None = None,
-        name: str | None = None,
+        **others: Any,
     ) -> Callable[..., Any]:
-        del name  # the region's name, passed from torch 2.15 on; these engines do not use it
+        others.pop("name", None)  # the region's name, from torch 2.15 on, which is not used here
+        if others:
+            raise TypeError(f"{name} takes no {', '.join(others)}")
         request = BuildRequest(gm, [*example_inputs], mode, options or {}, current_build())
         return engine().build(request).compiled
 

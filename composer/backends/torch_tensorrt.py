@@ -24,7 +24,7 @@ PACKAGE = "torch_tensorrt"
 class TorchTensorRTBackend(Backend):
     """The backend of ``torch_tensorrt``, which checks its own options."""
 
-    packages = ("torch-tensorrt",)
+    packages = ("torch-tensorrt", "tensorrt", "tensorrt-rtx")
 
     def probe(self, request: GraphRequest) -> None:
         """Check device and driver, without importing the package."""

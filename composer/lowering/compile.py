@@ -11,65 +11,35 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
 
 from composer import _torch
 from composer.build import BuildFacts
-from composer.errors import refuse
+from composer.errors import Refusal, refuse
 from composer.graphs import clones, low_precision
 from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
-from composer.lowering.engine import OnnxBuild, RegionEngine, S
+from composer.lowering.engine import NodesRefused, OnnxBuild, S
 from composer.lowering.export.whole import Whole, whole_of
 from composer.lowering.loaded import BoundRegion
 from composer.lowering.partition.by_trial import bind, partition_by_trial
 from composer.lowering.trial import try_once
 from composer.records import Reason, Status
 
+if TYPE_CHECKING:
+    from composer.backends.onnx_engine import OnnxEngine
+
 
 def compile_graph(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
-    engine: RegionEngine[S],
+    engine: OnnxEngine[S],
     build: OnnxBuild[S],
+    key: str,
 ) -> Callable[..., Any]:
     """Compile a captured graph for an engine. The facts are written to the terms of the build.
-
-    Args:
-        gm: The captured graph.
-        example_inputs: Tensors and symbols, in the order of the placeholders.
-        engine: The engine.
-        build: The terms of the build.
-
-    Raises:
-        Refusal: the engine can run no part of the graph, or does not work here.
-    """
-    terms = build.terms
-    terms.facts.add(engine.facts(build))
-    if low_precision.marked(gm.graph):
-        build = dataclasses.replace(build, is_mixed=True)
-    whole = None if build.is_mixed else whole_of(gm, example_inputs, build.key, terms)
-    compiled = None if whole is None else _found(whole, example_inputs, engine, build)
-    if compiled is None:
-
-        def compile_one(graph: FunctionalGraph) -> Callable[..., Any]:
-            return _compiled(graph, engine, build, whole)
-
-        dialect = engine.dialect()
-        compiled = compile_functional(gm, example_inputs, compile_one, dialect, terms)
-    if artefacts := str(terms.artefacts):
-        terms.facts.extra["artefacts"] = artefacts
-    return compiled
-
-
-def as_captured(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    compile_flat: Callable[[torch.fx.GraphModule], Callable[..., Any]],
-) -> Callable[..., Any]:
-    """Compile a graph that Dynamo may not have captured, whose arguments AOTAutograd may not take.
 
     A graph that Dynamo did not capture may return a tensor or a dict; the compiled graph then
     returns the same. Numbers that the program draws are passed in another dtype than they were
@@ -78,12 +48,19 @@ def as_captured(
     Args:
         gm: The graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        compile_flat: Compiles the graph after it was changed to return a tuple.
+        engine: The engine.
+        build: The terms of the build.
+        key: A text of all that decides what the engine takes of a graph, and how. The model of a
+            whole graph is kept on disk under it; none is if the text is empty.
+
+    Raises:
+        Refusal: the engine can run no part of the graph, or does not work here.
     """
     _torch.symbols.learn_sizes(gm, example_inputs)
     flat, restore = clones.flat_outputs(gm)
     adapt = clones.with_captured_dtypes(gm, example_inputs)
-    compiled = _torch.minifier.for_minifier(compile_flat(flat), flat)
+    compiled = _compiled_flat(flat, example_inputs, engine, build, key)
+    compiled = _torch.minifier.for_minifier(compiled, flat)
     if adapt is restore is None:
         return compiled
 
@@ -95,9 +72,33 @@ def as_captured(
     return run
 
 
+def _compiled_flat(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    engine: OnnxEngine[S],
+    build: OnnxBuild[S],
+    key: str,
+) -> Callable[..., Any]:
+    """Compile a graph that returns a tuple, or find it on disk."""
+    terms = build.terms
+    terms.facts.add(engine.facts(build))
+    build = dataclasses.replace(build, is_mixed=bool(low_precision.marked(gm.graph)))
+    whole = None if build.is_mixed else whole_of(gm, example_inputs, key, terms)
+    compiled = None if whole is None else _found(whole, example_inputs, engine, build)
+    if compiled is None:
+
+        def compile_one(graph: FunctionalGraph) -> Callable[..., Any]:
+            return _compiled(graph, engine, build, whole)
+
+        compiled = compile_functional(gm, example_inputs, compile_one, engine.dialect(), terms)
+    if artefacts := str(terms.artefacts):
+        terms.facts.extra["artefacts"] = artefacts
+    return compiled
+
+
 def _compiled(
     graph: FunctionalGraph,
-    engine: RegionEngine[S],
+    engine: OnnxEngine[S],
     build: OnnxBuild[S],
     whole: Whole | None,
 ) -> Callable[..., Any]:
@@ -128,17 +129,24 @@ def only_inference(title: str) -> str:
 def _found(
     whole: Whole,
     example_inputs: Sequence[Any],
-    engine: RegionEngine[S],
+    engine: OnnxEngine[S],
     build: OnnxBuild[S],
 ) -> Callable[..., Any] | None:
-    """Return the compiled graph if an earlier process kept its model; else ``None``."""
+    """Return the compiled graph if an earlier process kept its model; else ``None``.
+
+    If the engine refuses the model here, the graph is compiled as if it had not been kept.
+    """
     kept = whole.find(example_inputs)
     if kept is None:
         return None
     parts, model = kept
     (region,) = parts.regions.values()
-    model = dataclasses.replace(model, read=engine.read(model, region, build))
-    engines = {name: bind(region, model, engine, build) for name in parts.regions}
+    try:
+        model = dataclasses.replace(model, read=engine.read(model, region, build))
+        engines = {name: bind(region, model, engine, build) for name in parts.regions}
+    except (NodesRefused, Refusal):
+        return None
+    build.terms.artefacts.whole = True
     build.terms.facts.covers(parts.taken, parts.total)
     _state(build.terms.facts, engines.values())
     return parts.assemble(engines)

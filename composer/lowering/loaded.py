@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from composer.build import BuildFacts
 from composer.lowering.partition.regions import Region
 from composer.lowering.weights.bindings import BindingEngine
 
+_TRIES = 4
+"""Most loads for one call: each may meet a call of another thread that widens a range."""
+
 Run = Callable[[tuple[Any, ...]], Sequence[Any]]
 """Takes the arguments of a region, weights included, and returns its results."""
 
@@ -22,16 +26,17 @@ class Loaded:
     """The model of a region, loaded into an engine with a set of weights.
 
     Attributes:
-        run: Takes the region's arguments as a tuple, weights included, and returns the model's
-            outputs as tensors, in the model's order and layout. Several threads may call it. It may
-            raise :class:`LoadAgain`.
+        run: Takes the region's arguments as a tuple, weights included: tensors, which may be
+            non-contiguous, and Python integers. It returns the model's outputs in the model's order
+            as row-major tensors, an integer as an int64 tensor without dimensions. They share no
+            memory with an argument. Several threads may call it. It may raise :class:`LoadAgain`.
         facts: What the record says of it.
         sums: Further facts, which are added up over the regions of a build: numbers, lists, or
             numbers by name.
         keeps: The engine's own object, and what has to live as long as it, such as weights that it
             reads.
-        renews_cheaply: True if a load with other weights takes little time. Weights that change
-            often are then taken in nevertheless.
+        renews_cheaply: True if a load with other weights takes little time. composer then takes in
+            even weights that change often.
     """
 
     run: Run
@@ -42,7 +47,7 @@ class Loaded:
 
 
 class LoadAgain(Exception):
-    """Raised by :attr:`Loaded.run`: the model has to be loaded again, and then serves this call."""
+    """Raised by :attr:`Loaded.run`: composer loads the model again, and repeats the call."""
 
 
 class BoundRegion(BindingEngine[Loaded]):
@@ -72,9 +77,17 @@ class BoundRegion(BindingEngine[Loaded]):
         try:
             return loaded.run(args)
         except LoadAgain:
+            return self._loaded_again(args, loaded)
+
+    def _loaded_again(self, args: tuple[Any, ...], loaded: Loaded) -> Sequence[Any]:
+        """Load the region anew and run it; again if a call of another thread came in between."""
+        for _ in range(_TRIES):
             with self._lock:
                 self._drop_all(loaded)
-        return self._made_for(args).run(args)
+            loaded = self._made_for(args)
+            with contextlib.suppress(LoadAgain):
+                return loaded.run(args)
+        raise RuntimeError(f"the engine asked to be loaded again {_TRIES} times for one call")
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Loaded:
         return self._load(values)

@@ -140,6 +140,28 @@ def test_openvino_finds_a_whole_graph_and_still_checks_positions(
         f(torch.tensor([1, 10, 0]))
 
 
+class Places(nn.Module):
+    """Rows of a table, at positions that are a buffer."""
+
+    def __init__(self, places: list[int]) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.tensor(places))
+
+    def forward(self, table: Tensor) -> Tensor:
+        return table[self.places] * 2
+
+
+@torch.no_grad()
+def test_a_graph_is_not_kept_whose_partition_depends_on_the_values_of_a_weight() -> None:
+    """OpenVINO takes a lookup at known positions only if they are from 0 up."""
+    pytest.importorskip("openvino")
+    table = torch.randn(5, 3)
+    for places in ([0, 1, 2], [0, 1, -1]):
+        model = Places(places)
+        torch.testing.assert_close(warm(model, "openvino")(table), model(table))
+        assert last().chosen == "openvino"
+
+
 def doubled(x: Tensor) -> Tensor:
     return torch.relu(x) * 2.0
 

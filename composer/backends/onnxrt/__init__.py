@@ -20,18 +20,20 @@ import torch.fx
 from composer.backends.onnx_engine import (
     BuildFacts,
     Loaded,
+    ModelRefused,
     OnnxBuild,
     OnnxEngine,
     OnnxRegion,
     Operators,
     Reason,
     Status,
+    dtypes_of,
     dynamo_backend,
     install,
     refuse,
 )
 from composer.backends.onnxrt.dialect import dialect
-from composer.backends.onnxrt.kernels import narrow_here, why_not_here
+from composer.backends.onnxrt.kernels import lacking, narrow_here, why_not_here
 from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.loading import load
 from composer.backends.onnxrt.native import why_not_native
@@ -47,6 +49,8 @@ class OnnxRuntimeEngine(OnnxEngine[Settings]):
     """
 
     title = "ONNX Runtime"
+    has_self_test = True
+    writes_as_the_graph = True
     packages = ("onnxruntime", "onnxruntime-gpu", "onnx", "onnxscript")
     modules = ("onnxruntime", "onnx", "onnxscript")
     remedy = install("onnxrt")
@@ -99,6 +103,13 @@ class OnnxRuntimeEngine(OnnxEngine[Settings]):
     ) -> Loaded:
         """Make a session that reads the weights in place."""
         return load(region, weights, build)
+
+    def described(self, refusal: ModelRefused, node: torch.fx.Node) -> str:
+        """Return the dtypes that have no kernel, or ONNX Runtime's text without its code."""
+        if refusal.reason is Reason.UNSUPPORTED_OP:
+            return lacking(dtypes_of(node))
+        without_code = super().described(refusal, node).rpartition(" : ")[2]
+        return f"{self.title} refuses it: {without_code}"
 
 
 onnxrt = dynamo_backend(OnnxRuntimeEngine, "onnxrt")

@@ -17,8 +17,7 @@ import torch.fx
 from composer import _torch
 from composer.backends.onnxrt.dialect import dialect
 from composer.lowering.export.onnx import why_not
-from composer.lowering.partition.by_trial import dtype_names
-from composer.lowering.partition.regions import dtypes_of
+from composer.lowering.partition.regions import dtype_names, dtypes_of
 from composer.lowering.views import is_view
 
 _FLOAT8 = frozenset(

@@ -28,14 +28,16 @@ def load(
         MemoryError: copies of weights in half precision would not fit into memory.
         Refusal: as :func:`~composer.backends.onnxrt.session.make_session`.
     """
-    device, ports = build.device, Ports.of(region, build.device)
+    device = build.device
+    ports = Ports.of(region, device)
     start = bound_run if why_not_native(device.type) else native_run
     if device.type == "cpu":
         require_memory(weights.values())
         session, values = make_session(region.graph, weights, build.settings, device)
         run = start(session, ports)
     else:
-        torch.cuda.synchronize(device)  # no stream writes to a weight while it is read
+        if not build.is_at_call:
+            torch.cuda.synchronize(device)  # no stream writes to a weight while it is read
         with _on_second_stream(device):
             session, values = make_session(region.graph, weights, build.settings, device)
             run = _waiting(start(session, ports), device)
@@ -71,7 +73,8 @@ def _waiting(run: Run, device: torch.device) -> Run:
 @contextmanager
 def _on_second_stream(device: torch.device) -> Iterator[None]:
     """Run after the work in the caller's stream; later work in that stream waits for this."""
-    current, stream = torch.cuda.current_stream(device), _stream_of(device)
+    current = torch.cuda.current_stream(device)
+    stream = _stream_of(device)
     stream.wait_stream(current)
     try:
         with torch.cuda.stream(stream):

@@ -44,6 +44,8 @@ class OpenVinoEngine(OnnxEngine[Settings]):
     title = "OpenVINO"
     trains = False
     chooses_precision = True
+    has_self_test = True
+    writes_as_the_graph = True
     packages = ("openvino", "onnx", "onnxscript")
     modules = ("openvino", "onnx", "onnxscript")
     remedy = install("openvino")

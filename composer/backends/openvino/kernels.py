@@ -19,6 +19,7 @@ import torch.fx
 
 from composer.backends.onnx_engine import (
     argument,
+    dtype_names,
     may_be_empty,
     operator_name,
     tensors_of,
@@ -79,8 +80,7 @@ def _inexact(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> str | 
     dtypes = {value.dtype for value in values} - _EXACT
     if not dtypes:
         return None
-    names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-    return f"OpenVINO computes {names} otherwise"
+    return f"OpenVINO computes {dtype_names(dtypes)} otherwise"
 
 
 def _otherwise(node: torch.fx.Node) -> str | None:

@@ -50,9 +50,9 @@ def precision_of(model: OnnxRegion, build: OnnxBuild[Settings]) -> str:
 
     The option takes precedence over the policy, but for a region that has to keep float32.
     """
-    if build.is_mixed and model.precision == "fp32":
-        return model.precision
-    return build.settings.precision or model.precision
+    if model.keeps_float32:
+        return "fp32"
+    return build.settings.precision or build.terms.precision
 
 
 def read_model(graph: OnnxGraph) -> Any:

@@ -26,6 +26,7 @@ from composer.backends.onnx_engine import (
     OnnxRegion,
     Region,
     dynamo_backend,
+    install,
     to_plain,
 )
 from composer.backends.tensorrt import probe
@@ -50,9 +51,11 @@ class TensorRTEngine(OnnxEngine[Settings]):
 
     title = "TensorRT"
     trains = False
-    has_self_test = False
+    devices = ("cuda",)
     isolates_itself = True
+    writes_as_the_graph = True
     packages = ("tensorrt", "tensorrt-rtx")
+    remedy = install("tensorrt-rtx")
 
     def settings(self, options: Mapping[str, Any]) -> Settings:
         """Check names and values of the options."""
@@ -63,7 +66,7 @@ class TensorRTEngine(OnnxEngine[Settings]):
         for each in devices or [torch.device("cpu")]:
             probe.require_device(str(each))
         probe.require_package()
-        probe.require_one(devices)
+        super().require(devices)
 
     def build(self, request: BuildRequest) -> Build:
         """Compile the graph, and register the Dynamo backend ``tensorrt`` if there is none."""
@@ -74,7 +77,8 @@ class TensorRTEngine(OnnxEngine[Settings]):
 
     def facts(self, build: OnnxBuild[Settings]) -> BuildFacts:
         """Return the library, its version, the GPU and the precision."""
-        trt, gpu = load_library(), place_on(build.device).target.gpu
+        trt = load_library()
+        gpu = place_on(build.device).target.gpu
         extra = {"library": trt.name, "version": trt.version, "gpu": gpu}
         return BuildFacts(precision=build.settings.precision, extra=extra)
 
@@ -85,7 +89,8 @@ class TensorRTEngine(OnnxEngine[Settings]):
 
     def read(self, model: OnnxRegion, region: Region, build: OnnxBuild[Settings]) -> Read:
         """Simplify a model, and ask TensorRT's parser about it."""
-        trt, settings = load_library(), build.settings
+        trt = load_library()
+        settings = build.settings
         if settings.precision == "fp32":
             require_as_allowed(region.gm, trt, place_on(build.device).target)
         plain = to_plain(model.graph, settings.precision)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from composer.backends.onnx_engine import LoadAgain
 from composer.backends.tensorrt.allocator import make_allocator
 from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.loading import Signature, load, require_same, stream_weights
@@ -21,14 +22,6 @@ from composer.system import forks
 
 _ALIGNMENT = 256
 """Bytes at which an input must begin: kernels read many numbers at once."""
-
-
-class OutOfProfile(Exception):
-    """No profile of the plan contains the shapes of a call, so a wider plan must be built."""
-
-    def __init__(self, shapes: Mapping[str, Shape]) -> None:
-        super().__init__(f"no profile of the plan holds the shapes {dict(shapes)}")
-        self.shapes = shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +51,8 @@ class LoadedPlan:
     A context belongs to one stream, because TensorRT reuses its scratch memory without waiting. A
     context that no call uses waits in the pool of its stream.
 
+    ``widen`` widens the profiles of later plans, to contain the shapes of a call.
+
     With ``record``, calls replay CUDA graphs, if all shapes are fixed. For a plan without weights,
     ``fill`` gives the engine its weights.
 
@@ -71,6 +66,7 @@ class LoadedPlan:
         plan: bytes,
         signature: Signature,
         place: Place,
+        widen: Callable[[Mapping[str, Shape]], None],
         *,
         record: bool = False,
         fill: Callable[[Any, Lines], None] | None = None,
@@ -78,6 +74,7 @@ class LoadedPlan:
         self._library = library
         self._signature = signature
         self._place = place
+        self._widen = widen
         self._pool: defaultdict[int, list[Lane]] = defaultdict(list)
         self._lock = forks.lock()
         self._somewhere = torch.empty(1, dtype=torch.uint8, device=place.device)
@@ -103,7 +100,7 @@ class LoadedPlan:
         """Run the plan on the arguments of the region.
 
         Raises:
-            OutOfProfile: no profile of the plan contains the shapes.
+            LoadAgain: no profile of the plan contained the shapes; the profiles are wider now.
             Refusal: the engine failed.
             torch.OutOfMemoryError: the engine failed because the device has too little memory.
         """
@@ -188,7 +185,8 @@ class LoadedPlan:
             if holds(profile, shapes):
                 return index
         if self._signature.profiles:
-            raise OutOfProfile(shapes)
+            self._widen(shapes)
+            raise LoadAgain
         return 0
 
     def _take(self, stream: int) -> Lane:

@@ -7,12 +7,11 @@ probe has passed.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from composer.backends.base import is_installed, require_installed
+from composer.backends.base import is_installed
 from composer.errors import refuse
 from composer.records import Reason, Status
 from composer.system.distribution import install
@@ -37,17 +36,6 @@ def require_device(device: str) -> None:
         refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, message)
 
 
-def require_one(devices: Sequence[torch.device]) -> None:
-    """Refuse a graph with tensors on several devices.
-
-    Raises:
-        Refusal: ``unavailable`` with ``no_device``.
-    """
-    if len(devices) > 1:
-        message = f"the graph is on {', '.join(map(str, devices))}; TensorRT runs it on one GPU"
-        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, message)
-
-
 def require_package() -> None:
     """Refuse if the packages of composer's own engine are not installed.
 
@@ -60,7 +48,6 @@ def require_package() -> None:
             f"of torch_tensorrt made for this torch, or {install('tensorrt-rtx')}"
         )
         refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, message)
-    require_installed(("onnx", "onnxscript"), install("tensorrt-rtx"))
 
 
 def _refuse_without_device() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from composer.backends.onnx_engine import LoadAgain, Loaded, OnnxBuild, OnnxGraph, Region
+from composer.backends.onnx_engine import Loaded, OnnxBuild, OnnxGraph, Region
 from composer.backends.tensorrt import apart, cache
-from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile
+from composer.backends.tensorrt.execution import LoadedPlan
 from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.loading import Signature
 from composer.backends.tensorrt.log import Lines
@@ -82,14 +82,6 @@ class Plans:
         with self.place.current():
             plan, found_on_disk = self._found_or_built(weights)
 
-        def run(args: tuple[Any, ...]) -> list[torch.Tensor]:
-            """Run the plan; if its profiles do not fit, widen them and have it loaded again."""
-            try:
-                return plan(args)
-            except OutOfProfile as call:
-                self.read.widen(call.shapes)
-                raise LoadAgain from call
-
         sums = {
             "regions": 1,
             "cuda_graphs": int(plan.is_recorded),
@@ -98,7 +90,7 @@ class Plans:
         }
         # A change of weights costs no build if they are refitted into a plan from disk.
         renews_cheaply = settings.refittable and settings.plan_cache
-        return Loaded(run=run, sums=sums, renews_cheaply=renews_cheaply)
+        return Loaded(run=plan, sums=sums, renews_cheaply=renews_cheaply)
 
     def _found_or_built(self, weights: Mapping[str, torch.Tensor]) -> tuple[LoadedPlan, bool]:
         settings, terms = self.build.settings, self.build.terms
@@ -132,7 +124,10 @@ class Plans:
         self, plan: bytes, signature: Signature, fill: Callable[[Any, Lines], None] | None = None
     ) -> LoadedPlan:
         record = self.build.mode == "reduce-overhead"
-        return LoadedPlan(self.library, plan, signature, self.place, record=record, fill=fill)
+        widen = self.read.widen
+        return LoadedPlan(
+            self.library, plan, signature, self.place, widen, record=record, fill=fill
+        )
 
     def _recipe(self, weights: Mapping[str, torch.Tensor]) -> Recipe:
         return Recipe(

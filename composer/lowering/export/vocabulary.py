@@ -31,9 +31,8 @@ class Vocabulary:
 
         The first build of the process that calls this decides if they are kept on disk.
         """
-        with self._lock:
-            if self._names is None:
-                self._names = _found_or_asked(models)
+        if self._names is None:  # two threads learn the same
+            self._names = _found_or_asked(models)
 
     def translates(self, target: Any) -> bool:
         """True if there is a translation for a node's target, by the exporter or by composer."""

@@ -21,7 +21,7 @@ from composer.build import BuildTerms
 from composer.graphs.nodes import are_static, value_of
 from composer.graphs.written import Unsayable, exact_text
 from composer.lowering.aot import FunctionalGraph, any_fake, bindable, own_tensors, owners_of
-from composer.lowering.engine import OnnxRegion, as_onnx_region
+from composer.lowering.engine import OnnxRegion
 from composer.lowering.export import artefacts
 from composer.lowering.export.onnx import Output, Source, read_model
 from composer.lowering.partition.regions import WHOLE, Region, Split
@@ -48,13 +48,12 @@ class Whole:
         model = read_model(self.terms.artefacts, facts["model"], outputs)
         if model is None:
             return None
-        self.terms.artefacts.whole = True
         owners = owners_of(self.gm, inputs) if self.terms.freeze is not False else {}
         weights, witnesses = bindable(inputs, owners, frozenset(), dict(facts["statistics"]))
         region = Region(_placeholders(inputs), weights, witnesses, {})
         model = replace(model, source=Source.of(region.gm))
         parts = Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ())
-        return parts, as_onnx_region(model, region, self.terms.precision, dict(facts["tables"]))
+        return parts, OnnxRegion.of(model, region, dict(facts["tables"]))
 
     def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxRegion]) -> None:
         """Keep the graph's model, if a call of the graph is one call of an engine.
@@ -81,6 +80,8 @@ class Whole:
             return False
         if parts.regions[WHOLE].constants or not models[0].graph.key:
             return False
+        if not set(models[0].weights).isdisjoint(models[0].tables):
+            return False  # the engine may have looked at these positions, and the key has no values
         outputs = models[0].graph.outputs
         if any(output.dtype is None or output.shape is None for output in outputs):
             return False

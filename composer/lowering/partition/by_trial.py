@@ -8,35 +8,31 @@ node, each call of the region is asked about by itself, which takes some millise
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 import torch.fx
 
 from composer.build import Artefacts
-from composer.errors import Refusal, refuse
+from composer.errors import Refusal, first_line, refuse
 from composer.graphs import clones
 from composer.graphs.keys import graph_key
 from composer.graphs.nodes import calls_of
 from composer.lowering.aot import FunctionalGraph
-from composer.lowering.engine import (
-    ModelRefused,
-    NodesRefused,
-    OnnxBuild,
-    OnnxRegion,
-    RegionEngine,
-    S,
-    as_onnx_region,
-)
+from composer.lowering.engine import ModelRefused, NodesRefused, OnnxBuild, OnnxRegion, S
 from composer.lowering.export.onnx import Output, to_onnx
 from composer.lowering.export.origins import mark_origins, origin_of, origins_of
 from composer.lowering.loaded import BoundRegion, Loaded, Run
-from composer.lowering.partition.regions import Region, Split, alone, dtypes_of, split
+from composer.lowering.partition.regions import Region, Split, alone, split
 from composer.lowering.partition.tables import table_sizes
 from composer.records import Reason, Status
+
+if TYPE_CHECKING:
+    from composer.backends.onnx_engine import OnnxEngine
 
 T = TypeVar("T")
 
@@ -57,7 +53,7 @@ class Partition:
 
 
 def partition_by_trial(
-    graph: FunctionalGraph, engine: RegionEngine[S], build: OnnxBuild[S]
+    graph: FunctionalGraph, engine: OnnxEngine[S], build: OnnxBuild[S]
 ) -> Partition:
     """Cut a functional graph so that an engine takes the whole of every region.
 
@@ -80,9 +76,10 @@ def partition_by_trial(
     for _ in range(_ROUNDS):
         fresh = dataclasses.replace(graph, gm=clones.clone_graph(graph.gm))
         parts = split(fresh, why, writes=lambda node: engine.writes(node, build))
-        models, newly = steps.read_all(parts.regions)
+        models, newly = steps.each(parts.regions, steps.read, steps.read_alone)
         if not newly:
-            engines, newly = steps.load_all(parts.regions, models)
+            load = functools.partial(steps.load, models)
+            engines, newly = steps.each(parts.regions, load, steps.load_alone)
             if not newly:
                 return Partition(parts, models, engines)
         refused |= newly
@@ -91,10 +88,10 @@ def partition_by_trial(
 
 
 def bind(
-    region: Region, model: OnnxRegion, engine: RegionEngine[S], build: OnnxBuild[S]
+    region: Region, model: OnnxRegion, engine: OnnxEngine[S], build: OnnxBuild[S]
 ) -> BoundRegion:
     """Load a region into an engine, with its weights taken in by address."""
-    now = build
+    now = build.without_weights()
 
     def load(values: Mapping[int, torch.Tensor]) -> Loaded:
         names = model.graph.inputs
@@ -103,7 +100,7 @@ def bind(
         return dataclasses.replace(loaded, run=_returning(loaded.run, model.graph.outputs))
 
     bound = BoundRegion(region, load)
-    now = build.at_a_call()  # all later loads are at a call
+    now = build.at_a_call()
     return bound
 
 
@@ -129,67 +126,57 @@ class _Steps(Generic[S]):
         build: The terms of the build.
     """
 
-    def __init__(
-        self, graph: FunctionalGraph, engine: RegionEngine[S], build: OnnxBuild[S]
-    ) -> None:
+    def __init__(self, graph: FunctionalGraph, engine: OnnxEngine[S], build: OnnxBuild[S]) -> None:
         self._graph = graph
         self._engine = engine
         self._build = build
         self._alone: dict[tuple[str, str], str | None] = {}
 
-    def read_all(self, regions: Mapping[str, Region]) -> tuple[dict[str, OnnxRegion], Refused]:
-        """Return the model of each region, and the nodes that the engine refuses to read."""
-        models = self._build.terms.artefacts
-        return self._each(regions, lambda name: self._read(regions[name], models), self._read_alone)
-
-    def load_all(
-        self, regions: Mapping[str, Region], models: Mapping[str, OnnxRegion]
-    ) -> tuple[dict[str, BoundRegion], Refused]:
-        """Return each region, loaded into the engine, and the nodes that it refuses to load.
-
-        Regions in low precision are loaded last, so that the record shows their facts.
-        """
-        ordered = sorted(regions, key=lambda name: regions[name].is_low_precision)
-
-        def load(name: str) -> BoundRegion:
-            return bind(regions[name], models[name], self._engine, self._build)
-
-        return self._each({name: regions[name] for name in ordered}, load, self._load_alone)
-
-    def _each(
+    def each(
         self,
         regions: Mapping[str, Region],
-        step: Callable[[str], T],
-        alone: Callable[[Region], object],
+        step: Callable[[str, Region], T],
+        step_alone: Callable[[Region], object],
     ) -> tuple[dict[str, T], Refused]:
-        """Take a step for each region; return the results, and the refused nodes with reasons."""
+        """Take a step for each region; return the results, and the refused nodes with reasons.
+
+        Regions in low precision come last, so that the record shows their facts.
+        """
         results: dict[str, T] = {}
         refused: Refused = {}
-        for name, region in regions.items():
+        for name in sorted(regions, key=lambda name: regions[name].is_low_precision):
             self._build.terms.check_time()
             try:
-                results[name] = step(name)
+                results[name] = step(name, regions[name])
             except NodesRefused as why:
-                refused |= _origins_of_refused(why, region)
+                refused |= _origins_of_refused(why, regions[name])
             except Refusal as refusal:
-                refused |= self._refused_alone(region, alone, refusal)
+                refused |= self._refused_alone(regions[name], step_alone, refusal)
         return results, refused
 
-    def _read(self, region: Region, models: Artefacts) -> OnnxRegion:
-        engine, build = self._engine, self._build
-        keeps_float32 = build.is_mixed and not region.is_low_precision
-        tables = table_sizes(region.gm)
-        engine.prepare(region.gm, build)
-        graph = to_onnx(region, models)
-        precision = "fp32" if keeps_float32 else build.terms.precision
-        model = as_onnx_region(graph, region, precision, tables)
-        return dataclasses.replace(model, read=engine.read(model, region, build))
+    def read(self, _: str, region: Region) -> OnnxRegion:
+        """Return the model of a region, which the engine has read."""
+        return self._read(region, self._build.terms.artefacts)
 
-    def _read_alone(self, region: Region) -> OnnxRegion:
+    def read_alone(self, region: Region) -> OnnxRegion:
+        """Return the model of a single call. It is not kept on disk."""
         return self._read(region, self._build.terms.artefacts.off_disk())
 
-    def _load_alone(self, region: Region) -> BoundRegion:
-        return bind(region, self._read_alone(region), self._engine, self._build)
+    def load(self, models: Mapping[str, OnnxRegion], name: str, region: Region) -> BoundRegion:
+        """Return a region, loaded into the engine."""
+        return bind(region, models[name], self._engine, self._build)
+
+    def load_alone(self, region: Region) -> BoundRegion:
+        """Return a single call, loaded into the engine."""
+        return bind(region, self.read_alone(region), self._engine, self._build)
+
+    def _read(self, region: Region, models: Artefacts) -> OnnxRegion:
+        tables = table_sizes(region.gm)
+        keeps_float32 = self._build.is_mixed and not region.is_low_precision
+        self._engine.prepare(region.gm, self._build)
+        graph = to_onnx(region, models)
+        model = OnnxRegion.of(graph, region, tables, keeps_float32=keeps_float32)
+        return dataclasses.replace(model, read=self._engine.read(model, region, self._build))
 
     def _refused_alone(
         self, region: Region, step: Callable[[Region], object], refusal: Refusal
@@ -223,26 +210,13 @@ class _Steps(Generic[S]):
                 step(region)
             except NodesRefused as why:
                 self._alone[key] = str(why)
+            except ModelRefused as refusal:
+                self._alone[key] = self._engine.described(refusal, node)
             except Refusal as refusal:
-                self._alone[key] = self._described(refusal, node)
+                if refusal.reason is not Reason.EXPORT_FAILED:
+                    raise
+                self._alone[key] = f"the exporter fails: {first_line(str(refusal))}"
         return self._alone[key]
-
-    def _described(self, refusal: Refusal, node: torch.fx.Node) -> str:
-        """Return a short text that says why a call was refused.
-
-        Raises:
-            Refusal: the refusal itself, if the call is not its cause.
-        """
-        title, (first_line, *_) = self._engine.title, str(refusal).partition("\n")
-        match refusal.reason:
-            case Reason.UNSUPPORTED_OP:
-                return f"{title} has no kernel for {dtype_names(dtypes_of(node))}"
-            case Reason.EXPORT_FAILED:
-                return f"the exporter fails: {first_line}"
-            case Reason.BUILD_FAILED:
-                without_code = first_line.rpartition(" : ")[2]
-                return f"{title} refuses it: {without_code}"
-        raise refusal
 
 
 def _origins_of_refused(why: NodesRefused, region: Region) -> Refused:
@@ -260,9 +234,3 @@ def _origins_of_refused(why: NodesRefused, region: Region) -> Refused:
     if not refused:
         refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, str(why))
     return refused
-
-
-def dtype_names(dtypes: Iterable[torch.dtype]) -> str:
-    """Return the names of these dtypes, for messages."""
-    names = {str(each).removeprefix("torch.") for each in dtypes}
-    return ", ".join(sorted(names))

@@ -266,6 +266,12 @@ def dtypes_of(node: torch.fx.Node) -> frozenset[torch.dtype]:
     return frozenset(each.dtype for each in seen_by(node))
 
 
+def dtype_names(dtypes: Iterable[torch.dtype]) -> str:
+    """Return the names of these dtypes, for messages."""
+    names = {str(each).removeprefix("torch.") for each in dtypes}
+    return ", ".join(sorted(names))
+
+
 def alone(node: torch.fx.Node) -> Region:
     """Return one call as a region of its own, with a placeholder for each of its operands.
 

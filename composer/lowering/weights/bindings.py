@@ -86,8 +86,9 @@ class BindingEngine(ABC, Generic[T]):
 
     def _made_for(self, args: tuple[Any, ...]) -> T:
         """Return the object for the weights among these arguments, with their present values."""
-        if self._weightless is not None:
-            return self._weightless.made
+        weightless = self._weightless  # another thread may drop it
+        if weightless is not None:
+            return weightless.made
         weights = self._pick(args)
         held = self._sets.get(identities(weights))
         if held is None or not held.weights.unchanged(weights):

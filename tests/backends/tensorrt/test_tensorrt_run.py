@@ -43,6 +43,7 @@ def fake(place, monkeypatch, tmp_path):
     made = Fake(library._load("tensorrt_rtx"))
     monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(probe, "require_device", lambda device: None)
+    monkeypatch.setattr(tensorrt.TensorRTEngine, "devices", ("cpu",))
     monkeypatch.setattr(tensorrt, "load_library", lambda: made.library)
     monkeypatch.setattr(tensorrt, "place_on", lambda device: place)
     with torch.no_grad(), composer.using(isolate=False):
