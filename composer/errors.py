@@ -119,27 +119,14 @@ class SandboxRefusal(Refusal):
     """A build in a sandbox, a child process, was not accepted.
 
     Args:
-        status: The status of the attempt.
-        reason: The stable code.
-        message: One sentence.
-        error_type: The class of the exception raised in the sandbox; empty if there is none.
-        traceback: The traceback of that exception, as text.
-        output: The end of the sandbox's output, if the sandbox ended without an exception.
+        refused: The arguments of :class:`Refusal`. Where the sandbox ended without an exception,
+            the traceback is the end of its output.
         by_others: True if something other than the engine ended the sandbox.
+        named: The same arguments by name.
     """
 
-    def __init__(
-        self,
-        status: Status,
-        reason: Reason,
-        message: str,
-        error_type: str = "",
-        traceback: str = "",
-        *,
-        output: str = "",
-        by_others: bool = False,
-    ) -> None:
-        super().__init__(status, reason, message, error_type, traceback or output)
+    def __init__(self, *refused: Any, by_others: bool = False, **named: Any) -> None:
+        super().__init__(*refused, **named)
         self.by_others = by_others
 
 

@@ -235,7 +235,7 @@ class Attempt:
     """The precision that the policy asks for; null if it is the graph's own."""
     products_in_fp32: int = 0
     """In bf16: the number of matrix products, from the first on, that stay in float32."""
-    on_trial: bool = False
+    tentative: bool = False
     """True if a refusal needs no warning, because the same backend follows in fp32."""
     timing: dict[str, Any] | str | None = None
     """The measured times, or the reason why there are none; null if the policy does not measure."""

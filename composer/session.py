@@ -29,6 +29,10 @@ from composer.telemetry.sinks import Sinks
 
 KEPT_REPORTS = 1000
 
+KEPT_POSITIONS = 10_000
+"""How many graphs of a model have a number of their own. Only a program that compiles without end
+has more."""
+
 
 class Session:
     """The last 1,000 reports, what is known about candidates, and the other memory of a process.
@@ -36,8 +40,8 @@ class Session:
     Attributes:
         configured: The argument of ``composer.configure``.
         sinks: The sinks, which are given every record.
-        witness: Under ``composer lock``, the object that is shown every graph
-            (:mod:`composer.chain.lock.witness`).
+        observed: Under ``composer lock``, the object that is shown every graph
+            (:mod:`composer.chain.lock.observed`).
         progress: The compile under way.
         captured: Names of the modules and functions that have a graph.
         noted: The number of compiles that gave no graph.
@@ -54,19 +58,19 @@ class Session:
     def __init__(self) -> None:
         self.configured: Source = None
         self.sinks = Sinks()
-        self.witness: Any = None
+        self.observed: Any = None
         self.knowledge = Knowledge()
         self.background = Worker()
         self.copies = Copies()
         self.numbers = itertools.count(1)
         self.positions: dict[str, dict[str, int]] = {}
         self.resets = 0
+        self._lock = forks.lock()
         self._begin()
 
     def _begin(self) -> None:
         """Remember nothing of any compile."""
         self.progress = Progress()
-        self._lock = forks.lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
         self._without_graph: deque[WithoutGraph] = deque(maxlen=KEPT_REPORTS)
         self.captured: set[str] = set()
@@ -74,7 +78,10 @@ class Session:
         self.installed: dict[str, None] = {}
 
     def successor(self) -> Session:
-        """A session with the same policy, sinks and background thread, and without any compile."""
+        """A session with the same policy, sinks and background thread, and without any compile.
+
+        The lock is the same as well, so that no reset is lost that another thread counts.
+        """
         following = copy.copy(self)
         following.knowledge = self.knowledge.successor()
         following._begin()
@@ -86,7 +93,8 @@ class Session:
         with self._lock:
             self._reports.append(report)
             of_model = self.positions.setdefault(report.model, {})
-            of_model.setdefault(report.graph_key, len(of_model))
+            if len(of_model) < KEPT_POSITIONS:
+                of_model.setdefault(report.graph_key, len(of_model))
 
     def position(self, model: str, graph_key: str) -> int:
         """How many other graphs of a model were compiled before this one."""
@@ -197,7 +205,8 @@ def reset() -> None:
     """
     global _current
     warned.forget_warnings()
-    _current = _current.successor()
+    with _current._lock:
+        _current = _current.successor()
 
 
 def count_reset() -> None:

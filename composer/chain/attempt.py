@@ -49,7 +49,7 @@ from composer.system.memory import lacks_memory
 
 
 @dataclass
-class _Trial:
+class _UnderWay:
     """One attempt under way. Its other attributes are arguments of :func:`try_candidate`.
 
     Attributes:
@@ -64,6 +64,7 @@ class _Trial:
     passes: LatePasses
     made: dict[str, object] | None
     facts: BuildFacts
+    options: dict[str, Any]
     among_ranks: bool = False
     precision: Precision | None = None
     in_fp32: int = 0
@@ -105,9 +106,10 @@ def try_candidate(
     is_fallback = entry.is_fallback
     started, handled = time.perf_counter(), sys.exception()
     fingerprint = Fingerprint(request, (entry.parts,))
-    trial = _Trial(request, entry, passes, made, BuildFacts(), among_ranks)
+    options = plain(entry.candidate.options)  # an engine may change its own
+    under_way = _UnderWay(request, entry, passes, made, BuildFacts(), options, among_ranks)
     if lacks := _torch.names.off(look=False):
-        trial.facts.extra["torch_lacks"] = lacks
+        under_way.facts.extra["torch_lacks"] = lacks
     try:
         with _torch.modes.restored_modes():  # a failed build may leave torch's modes changed
             entry.skip(fingerprint)
@@ -115,16 +117,16 @@ def try_candidate(
                 _decline_forward_mode()
                 sharing.decline_shared(request)
             entry.backend.probe(request)
-            entry.recall(fingerprint, trial.facts)
+            entry.recall(fingerprint, under_way.facts)
             if not entry.limits.isolate:  # else the child process does
                 require_working(entry, fingerprint)
-            compiled, bounds = _acceptable(trial, in_fp32)
-        accepted = _record(trial, started)
+            compiled, bounds = _acceptable(under_way, in_fp32)
+        accepted = _record(under_way, started)
     except BaseException as error:
         control_flow.pass_on(error)
         if isinstance(error, _torch.dynamo.DYNAMO_CONTROL_FLOW) and not at_run_time:
             raise
-        failed = _failed(trial, error, started)
+        failed = _failed(under_way, error, started)
         _raise_pass_error(error)
         if trouble := entry.learn(fingerprint, failed, error):
             failed = dataclasses.replace(failed, engine=failed.engine | {"failures": trouble})
@@ -136,78 +138,82 @@ _OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
 """Reasons that may not occur again with a smaller part of the graph in bf16."""
 
 
-def _acceptable(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
+def _acceptable(under_way: _UnderWay, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
     """Build and verify the candidate; return its callable, and how far its numbers may be off.
 
-    On trial in bf16, the largest part of the graph whose numbers hold is computed in bf16. With
+    Tentatively, in bf16, the largest part of the graph whose numbers hold is computed in bf16. With
     several ranks it is the whole graph or nothing, because ranks might find different parts.
     """
-    parts = _parts(trial, in_fp32)
-    part, known = next(parts), dict(trial.facts.extra)
-    deadline = time.perf_counter() + (trial.entry.limits.timeout or math.inf)
+    parts = _parts(under_way, in_fp32)
+    part, known = next(parts), dict(under_way.facts.extra)
+    deadline = time.perf_counter() + (under_way.entry.limits.timeout or math.inf)
     while True:
         try:
-            return _build_and_verify(trial, part)
+            return _build_and_verify(under_way, part)
         except Refusal as refusal:
             if refusal.reason not in _OFF or time.perf_counter() >= deadline:
                 raise
             smaller = next(parts, None)
             if smaller is None:
                 raise
-            part, trial.facts = smaller, BuildFacts(extra=dict(known))
+            part, under_way.facts = smaller, BuildFacts(extra=dict(known))
 
 
-def _parts(trial: _Trial, in_fp32: int) -> Iterator[int]:
+def _parts(under_way: _UnderWay, in_fp32: int) -> Iterator[int]:
     """Yield how many of the first products to keep in float32, in the order to try."""
-    entry = trial.entry
-    if not entry.on_trial or trial.among_ranks:
+    entry = under_way.entry
+    if not entry.tentative or under_way.among_ranks:
         yield 0
         return
-    assert entry.bounds_in_bf16 is not None  # a candidate on trial has some
+    assert entry.bounds_in_bf16 is not None  # a tentative candidate has some
     if in_fp32:
         yield in_fp32
-    yield from mixed_precision.parts(trial.request, entry.bounds_in_bf16, trial.passes.shared)
+    yield from mixed_precision.parts(
+        under_way.request, entry.bounds_in_bf16, under_way.passes.shared
+    )
 
 
-def _build_and_verify(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
+def _build_and_verify(
+    under_way: _UnderWay, in_fp32: int
+) -> tuple[Callable[..., Any], Bounds | None]:
     """Build in the candidate's precision, with the first ``in_fp32`` products in fp32, and verify.
 
     An engine that computes in bf16 because of its own option has to meet the bounds of fp32.
     """
-    entry = trial.entry
-    narrowed = _narrowed(trial, in_fp32)
+    entry = under_way.entry
+    narrowed = _narrowed(under_way, in_fp32)
     if narrowed is None:
         bounds = entry.bounds
-        compiled = _build_within_limits(trial, trial.request, "fp32")
+        compiled = _build_within_limits(under_way, under_way.request, "fp32")
     else:
         bounds = entry.bounds_in_bf16
         own: Precision = "bf16" if entry.backend.chooses_precision else "fp32"
-        compiled = narrowed.around(_build_within_limits(trial, narrowed.request, own))
-    _decline_low_coverage(trial.facts, entry.min_coverage)
-    _verify(compiled, trial, bounds)
+        compiled = narrowed.around(_build_within_limits(under_way, narrowed.request, own))
+    _decline_low_coverage(under_way.facts, entry.min_coverage)
+    _verify(compiled, under_way, bounds)
     return compiled, bounds
 
 
-def _narrowed(trial: _Trial, in_fp32: int) -> Narrow | None:
+def _narrowed(under_way: _UnderWay, in_fp32: int) -> Narrow | None:
     """Return the graph rewritten to bfloat16, if that is the candidate's precision.
 
     Raises:
-        Refusal: ``skipped``, for a trial in bf16 where the graph gains nothing from it.
+        Refusal: ``skipped``, for a tentative candidate where the graph gains nothing from it.
     """
-    entry = trial.entry
+    entry = under_way.entry
     if entry.precision != "bf16":
-        trial.precision = entry.precision
+        under_way.precision = entry.precision
         return None
     try:
-        marks, on_trial = entry.backend.chooses_precision, entry.on_trial
-        narrowed = narrow(trial.request, on_trial=on_trial, marks=marks, in_fp32=in_fp32)
+        marks, tentative = entry.backend.chooses_precision, entry.tentative
+        narrowed = narrow(under_way.request, tentative=tentative, marks=marks, in_fp32=in_fp32)
     except Stays as stays:
-        if entry.on_trial:
+        if entry.tentative:
             refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
-        trial.precision, trial.facts.extra["not_in_bf16"] = "fp32", str(stays)
+        under_way.precision, under_way.facts.extra["not_in_bf16"] = "fp32", str(stays)
         return None
-    trial.precision, trial.in_fp32 = "bf16", in_fp32
-    trial.facts.extra["products_in_bf16"] = narrowed.products
+    under_way.precision, under_way.in_fp32 = "bf16", in_fp32
+    under_way.facts.extra["products_in_bf16"] = narrowed.products
     return narrowed
 
 
@@ -222,19 +228,19 @@ def _decline_forward_mode() -> None:
 
 
 def _build_within_limits(
-    trial: _Trial, request: GraphRequest, precision: Precision
+    under_way: _UnderWay, request: GraphRequest, precision: Precision
 ) -> Callable[..., Any]:
-    entry = trial.entry
+    entry = under_way.entry
     terms = BuildTerms(
         limits=entry.limits,
         precision=precision,
         freeze=entry.freeze,
-        late=trial.passes,
-        artefacts=Artefacts(entry.cache.artefacts, trial.made),
-        facts=trial.facts,
+        late=under_way.passes,
+        artefacts=Artefacts(entry.cache.artefacts, under_way.made),
+        facts=under_way.facts,
     )
     if entry.limits.isolate and not (entry.is_fallback or entry.backend.isolates_itself):
-        sandbox.trial_build(request, entry.candidate, entry.min_coverage, terms)
+        sandbox.build_in_child(request, entry.candidate, entry.min_coverage, terms)
         terms = dataclasses.replace(terms, clock=Clock())
     try:
         run = _build(request, entry, terms)
@@ -322,12 +328,12 @@ def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
         yield
 
 
-def _verify(compiled: Callable[..., Any], trial: _Trial, bounds: Bounds | None) -> None:
+def _verify(compiled: Callable[..., Any], under_way: _UnderWay, bounds: Bounds | None) -> None:
     """Compare with the eager fallback, if the policy asks for it."""
-    if bounds is None or trial.entry.is_fallback:
+    if bounds is None or under_way.entry.is_fallback:
         return
-    compared = verify(compiled, trial.request, trial.passes.shared, bounds, trial.facts)
-    if trial.entry.on_trial and not compared:
+    compared = verify(compiled, under_way.request, under_way.passes.shared, bounds, under_way.facts)
+    if under_way.entry.tentative and not compared:
         refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
 
 
@@ -349,15 +355,14 @@ def _decline_low_coverage(facts: BuildFacts, least: float) -> None:
     refuse(Status.DECLINED, Reason.LOW_COVERAGE, message)
 
 
-def _record(trial: _Trial, started: float) -> Attempt:
+def _record(under_way: _UnderWay, started: float) -> Attempt:
     """Return the record of an attempt as accepted, with its current facts."""
-    entry, facts = trial.entry, trial.facts
-    options = plain(dict(entry.candidate.options))
+    entry, facts = under_way.entry, under_way.facts
     of_policy = {
-        "options": options,
-        "on_trial": entry.on_trial,
-        "precision": trial.precision,
-        "products_in_fp32": trial.in_fp32,
+        "options": under_way.options,
+        "tentative": entry.tentative,
+        "precision": under_way.precision,
+        "products_in_fp32": under_way.in_fp32,
     }
     return Attempt(
         backend=entry.candidate.name,
@@ -367,19 +372,19 @@ def _record(trial: _Trial, started: float) -> Attempt:
         seconds=time.perf_counter() - started,
         coverage=facts.coverage,
         engine={name: value for name, value in of_policy.items() if value} | facts.record(),
-        options=options,
-        precision=trial.precision,
-        products_in_fp32=trial.in_fp32,
-        on_trial=entry.on_trial,
+        options=under_way.options,
+        precision=under_way.precision,
+        products_in_fp32=under_way.in_fp32,
+        tentative=entry.tentative,
     )
 
 
-def _failed(trial: _Trial, error: BaseException, started: float) -> Attempt:
+def _failed(under_way: _UnderWay, error: BaseException, started: float) -> Attempt:
     """Return the record of an attempt that ``error`` ended."""
-    status, reason = classify(error, trial.entry.backend.packages)
+    status, reason = classify(error, under_way.entry.backend.packages)
     error_type, lines = _type_and_traceback(error)
     return dataclasses.replace(
-        _record(trial, started),
+        _record(under_way, started),
         status=status,
         reason=reason,
         message=_message(error, reason),

@@ -41,7 +41,7 @@ class ChainEntry:
         freeze: True if the engine may compile weights in as constants.
         barred: Why it must not be tried; empty if it may be.
         precision: The precision of the candidate; ``None`` if the policy asks for none.
-        on_trial: True if it serves only if its numbers hold. The same candidate in fp32 is next.
+        tentative: True if it serves only if its numbers hold. The same candidate in fp32 is next.
         bounds_in_bf16: ``bounds`` for a graph that was rewritten to bfloat16. A graph without a
             product of float32 is not rewritten, and has ``bounds`` even in bf16.
     """
@@ -56,7 +56,7 @@ class ChainEntry:
     freeze: Freeze
     barred: str = ""
     precision: Precision | None = None
-    on_trial: bool = False
+    tentative: bool = False
     bounds_in_bf16: LowPrecisionBounds | None = None
 
     @property
@@ -166,11 +166,11 @@ def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry
     if policy.precision.mode == "fp32" or entry.is_fallback:
         yield entry
         return
-    on_trial = policy.precision.mode == "auto"
-    is_bounded = on_trial or entry.bounds is not None
+    tentative = policy.precision.mode == "auto"
+    is_bounded = tentative or entry.bounds is not None
     lowered = LowPrecisionBounds(share=policy.precision.max_error) if is_bounded else None
-    yield replace(entry, precision="bf16", on_trial=on_trial, bounds_in_bf16=lowered)
-    if on_trial:
+    yield replace(entry, precision="bf16", tentative=tentative, bounds_in_bf16=lowered)
+    if tentative:
         yield replace(entry, precision="fp32")
 
 

@@ -90,7 +90,7 @@ class _Errors:
         self, request: GraphRequest, bounds: LowPrecisionBounds, shared: SharedPasses
     ) -> None:
         self._request, self._bounds, self._shared = request, bounds, shared
-        self._products = narrow(request, on_trial=True, marks=True).products
+        self._products = narrow(request, tentative=True, marks=True).products
         self._errors: dict[tuple[float, int], float] = request.made_of_graph().setdefault(
             "errors", {}
         )
@@ -156,7 +156,7 @@ class _Errors:
 
     def _measured(self, in_fp32: int, eager: Run) -> float:
         try:
-            narrowed = narrow(self._request, on_trial=True, in_fp32=in_fp32)
+            narrowed = narrow(self._request, tentative=True, in_fp32=in_fp32)
             run = narrowed.around(self._fallback(narrowed.request))
             got = self._run(run).values
             errors = [_off(got[name], value, self._bounds) for name, value in eager.values.items()]

@@ -51,13 +51,13 @@ class Narrow:
 
 
 def narrow(
-    request: GraphRequest, *, on_trial: bool, marks: bool = False, in_fp32: int = 0
+    request: GraphRequest, *, tentative: bool, marks: bool = False, in_fp32: int = 0
 ) -> Narrow:
     """Return the graph with its products in bfloat16; their weights are rounded once, ahead.
 
     Args:
         request: The graph that every candidate is given, and the inputs of a call.
-        on_trial: Rewrite only if bf16 may be faster and the numbers can be compared: on a
+        tentative: Rewrite only if bf16 may be faster and the numbers can be compared: on a
             processor with bf16 arithmetic, and not in training.
         marks: For an engine that chooses the precision itself. The graph is not rewritten. If
             ``in_fp32`` is not 0, the nodes that may be in bfloat16 are marked.
@@ -66,7 +66,7 @@ def narrow(
     Raises:
         Stays: there is nothing to gain, or nothing to rewrite.
     """
-    if why := _why_not(request, on_trial=on_trial):
+    if why := _why_not(request, tentative=tentative):
         raise Stays(why)
     gm, products = _rewritten(request, in_fp32)
     if not marks:
@@ -75,13 +75,13 @@ def narrow(
     return Narrow(marked, products, lambda compiled: compiled)
 
 
-def _why_not(request: GraphRequest, *, on_trial: bool) -> str:
+def _why_not(request: GraphRequest, *, tentative: bool) -> str:
     """Return why the graph is not rewritten; empty if it can be."""
     if request.device != "cpu":
         return f"the graph is on {request.device}; only graphs on the CPU are computed in bf16"
     if torch.is_autocast_enabled("cpu"):
         return "it runs under torch.autocast, which decides the precision"
-    return _why_not_tried(request) if on_trial else ""
+    return _why_not_tried(request) if tentative else ""
 
 
 def _why_not_tried(request: GraphRequest) -> str:

@@ -96,6 +96,8 @@ class Talk:
     - ``vain/RANK`` counts how often the rank waited in vain for another to lead.
     - ``KEY/round/RANK`` is the round in which the rank last compiled the graph with that key, and
       how many resets it had counted then. ``GRAPH`` is the key and the round.
+    - ``KEY/round`` is the newest of these rounds, in which a rank begins that has not compiled the
+      graph yet: the decisions of older rounds have ended.
     - ``GRAPH/leader`` is the rank that leads, and ``GRAPH/decision`` is its decision.
     """
 
@@ -119,13 +121,16 @@ class Talk:
         return _noted(outcome, {"leader": decision.leader, "seconds": seconds})
 
     def _begin_round(self) -> None:
-        """Open the store, and find the round: 0, and one more if this rank was reset since."""
+        """Open the store, and find the round: the newest, and one more if it was reset since."""
         self._store = self.member.store_below(f"composer/{self.member.world}")
         own = f"{self.graph}/round/{self.member.rank}"
+        newest = int(self._read(f"{self.graph}/round") or 0)
         last = self._read(own)
-        number, resets = map(int, last.split()) if last else (0, self.resets)
+        number, resets = map(int, last.split()) if last else (newest, self.resets)
         number += resets != self.resets
         self._store.set(own, f"{number} {self.resets}")
+        if number > newest:
+            self._store.set(f"{self.graph}/round", str(number))
         self.graph = f"{self.graph}/{number}"
 
     def _decision(self) -> _Decision | None:

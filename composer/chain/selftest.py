@@ -111,14 +111,11 @@ def _learnt(
 ) -> SelfTest:
     """Remember and return the outcome of the attempts on the small graphs."""
     failed = [each for each in attempts.values() if each.status in _INCOMPATIBLE]
-    why = _message(entry, failed[0]) if failed else ""
+    # A lack of memory says nothing about the versions.
+    lacked = Reason.OUT_OF_MEMORY in [each.reason for each in failed]
+    why = _message(entry, failed[0]) if failed and not lacked else ""
     outcome = SelfTest(backend=entry.candidate.name, why=why)
-    if Reason.OUT_OF_MEMORY in [each.reason for each in failed]:
-        # It says nothing about the versions.
-        outcome = outcome.model_copy(update={"why": ""})
-        session.current().knowledge.learn(outcome, fingerprint, entry.cache, only_here=True)
-        return outcome
-    session.current().knowledge.learn(outcome, fingerprint, entry.cache)
+    session.current().knowledge.learn(outcome, fingerprint, entry.cache, only_here=lacked)
     return outcome
 
 

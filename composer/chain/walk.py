@@ -69,8 +69,9 @@ def walk(
 
     # 2. The winner of an earlier benchmark is tried first and, if it is accepted, alone.
     known: Known[Verdict] = Known()
+    whole = remembered.fingerprint_of(request, entries)
     if benchmark is not None and not at_run_time:
-        known = remembered.recall(request, entries, benchmark)
+        known = remembered.recall(whole, benchmark)
     verdict = known.fact
     if verdict is not None and verdict.winner is None:
         return remembered.outcome_of(verdict, known.source, fallback())
@@ -97,7 +98,7 @@ def walk(
             return remembered.outcome_of(verdict, known.source, tried)
         if verdict is not None:
             # The winner of then is refused now, so all are measured anew.
-            remembered.forget(request, entries)
+            session.current().knowledge.forget(Verdict, whole)
             verdict = None
         if is_accepted and benchmark is None:
             return choice.first(list(ends.values()), tried, obstacle)
@@ -113,7 +114,7 @@ def walk(
     outcome = choice.fastest(in_chain, fallback, request, benchmark)
     free_memory()  # of those that lost
     if not at_run_time:
-        remembered.keep(request, entries, benchmark, outcome)
+        remembered.keep(whole, benchmark, outcome)
     return outcome
 
 
@@ -128,9 +129,9 @@ def _in_order(entries: Sequence[ChainEntry], verdict: Verdict | None) -> list[in
 def _is_refused(attempt: Attempt) -> bool:
     """Return True if a candidate was not accepted, although it should have been under ``strict``.
 
-    A candidate that the policy skips, or has on trial, need not be accepted.
+    A candidate that the policy skips, or takes tentatively, need not be accepted.
     """
-    return not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.on_trial)
+    return not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.tentative)
 
 
 _FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
@@ -143,8 +144,8 @@ def objection(
 
     It is a ``CandidateError`` under ``strict`` if a candidate was not accepted, and
     ``ChainExhausted`` under ``on_exhausted="raise"`` if none was. A candidate that was slower in a
-    benchmark counts as accepted, and one on trial need not be accepted. With ``shows_faults``, it
-    is the error of the first candidate that failed.
+    benchmark counts as accepted, and a tentative one need not be accepted. With ``shows_faults``,
+    it is the error of the first candidate that failed.
     """
     ended = [(attempt, cause) for attempt, cause in outcome.ends if cause is not None]
     faults = _FAULTS if shows_faults else ()

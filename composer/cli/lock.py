@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
 
-from composer.chain.lock import difference, file
+from composer.chain.lock import difference
 from composer.chain.lock.difference import Difference
-from composer.chain.lock.file import LOCK_FILE, Lock
 from composer.chain.lock.hold import lock_path
-from composer.chain.lock.witness import watching
+from composer.chain.lock.observed import observing
 from composer.cli import run
 from composer.cli.process import refuse_switches
 from composer.cli.usage import USAGE, PolicyFile, fail, fail_if_not, fail_on
 from composer.errors import LockError
+from composer.knowledge import lock_file
+from composer.knowledge.lock_file import LOCK_FILE, Lock
 from composer.telemetry.recording import Process
 from composer.telemetry.report import counted
 
@@ -39,53 +41,39 @@ def lock(
     as_json: run.Json = False,
 ) -> None:
     """Run a script and write down which engine serves each graph; --check compares with that."""
-    program = Program(script, args or [], module)
     if not check:
         refuse_switches("would stand in the lock in place of the policy")
     run.prepare(script, module, policy)
+    program = partial(run.finish, script, args or [], module)
     if check:
         _compare(program, path.absolute(), as_json)
     else:
-        _write(program, path.absolute(), as_json)
+        command = [*(["-m"] if module else []), script, *(args or [])]
+        _write(program, command, path.absolute(), as_json)
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """The user's script, or a module if ``module`` is True, and its arguments."""
-
-    script: str
-    args: list[str]
-    module: bool
-
-    def run(self) -> tuple[int, TextIO]:
-        """Run it to its end; return its exit code, and the stream that stdout was before."""
-        return run.finish(self.script, self.args, self.module)
-
-    @property
-    def command(self) -> list[str]:
-        """Return the arguments of ``python`` that run it."""
-        script = ["-m", self.script] if self.module else [self.script]
-        return script + self.args
+Program = Callable[[], tuple[int, TextIO]]
+"""Runs the script; returns its exit code, and the stream that stdout was before."""
 
 
-def _write(program: Program, path: Path, as_json: bool) -> None:
+def _write(program: Program, command: Sequence[str], path: Path, as_json: bool) -> None:
     """Run the program and write the lock."""
     _check_place(path.resolve())
     asked_for = lock_path()
-    with watching() as witness:
-        code, stdout = program.run()
+    with observing() as observed:
+        code, stdout = program()
     if code:
         fail(f"the script ended with exit code {code}; {path.name} is as it was")
     if Process.here().rank:  # if several ranks run the script, only rank 0 writes
         return
-    content = witness.locks()
-    for each in witness.served():
-        locked = f"{path.name} says {difference.called(each.graph)}"
-        for _, text in each.minority():
-            typer.echo(f"composer: {each.graph.title}: {text}; {locked}", err=True)
+    content = observed.export()
+    for each in observed.served():
+        locked = f"{path.name} says {each.chosen.sentence()}"
+        for _, text in each.apart:
+            typer.echo(f"composer: {each.chosen.title}: {text}; {locked}", err=True)
     _check_content(content)
     with fail_if_not("written", path):
-        file.write(path, content, program.command)
+        lock_file.write(path, content, command)
     if as_json:
         print(json.dumps({"file": str(path), **content.model_dump()}), file=stdout)
         return
@@ -97,10 +85,10 @@ def _write(program: Program, path: Path, as_json: bool) -> None:
 def _compare(program: Program, path: Path, as_json: bool) -> None:
     """Run the program and print its differences from the lock; exit with 1 if there are any."""
     with fail_on(LockError):
-        expected = file.read(path)
-    with watching(expected) as witness:
-        code, stdout = program.run()
-    differences = difference.compare(expected, witness.served())
+        expected = lock_file.read(path)
+    with observing(expected) as observed:
+        code, stdout = program()
+    differences = difference.compare(expected, observed.served())
     if as_json:
         plain = [asdict(each) for each in differences]
         result = {"file": str(path), "same": not differences, "differences": plain}
@@ -117,7 +105,7 @@ def _check_place(path: Path) -> None:
     if not path.parent.is_dir():
         fail(f"there is no folder {str(path.parent)!r}", USAGE)
     with fail_if_not("read", path, USAGE):
-        is_foreign = file.is_foreign(path)
+        is_foreign = lock_file.is_foreign(path)
     if is_foreign:
         fail(f"{str(path)!r} was not written by composer; remove it, or give another --lock", USAGE)
 

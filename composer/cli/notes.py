@@ -8,7 +8,7 @@ from operator import attrgetter
 import torch
 
 from composer import backends
-from composer.chain.candidates import ChainEntry, entries_of
+from composer.chain.candidates import entries_of
 from composer.errors import OptionError
 from composer.knowledge.shared_store import SharedStore
 from composer.policy import AUTO, DYNAMO, Match, Policy, names_code
@@ -73,15 +73,11 @@ def _unlimited(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator
     if not has_limit or any(table.isolate for table in tables):
         return
     merged = merge((Layer("defaults", tables[0]), Layer(where, policy)))
-    names = [each.candidate.name for each in entries_of(merged) if _ignores_memory_limit(each)]
+    here = [each for each in entries_of(merged) if not (each.limits.isolate or each.is_fallback)]
+    names = [each.candidate.name for each in here if each.limits.memory]
     if names:
         which = ", ".join(dict.fromkeys(names))
         yield f"{where}: memory_limit says nothing of {which} without isolate = true"
-
-
-def _ignores_memory_limit(entry: ChainEntry) -> bool:
-    is_in_child = entry.limits.isolate or entry.backend.may_return_original
-    return bool(entry.limits.memory) and not is_in_child
 
 
 def _of_policy(where: str, policy: Policy) -> Iterator[str]:

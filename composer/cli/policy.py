@@ -20,22 +20,21 @@ from composer.cli.notes import notes
 from composer.cli.toml_lines import line_of, line_of_error
 from composer.cli.usage import Json, fail, fail_on
 from composer.errors import ComposerError
+from composer.knowledge.chosen import readable
 from composer.policy import (
     AUTO,
     Cache,
-    Candidate,
     Distributed,
     Facts,
     Policy,
     PolicyBook,
-    Worded,
     found,
     sources,
 )
 from composer.policy.mistakes import mistakes
 from composer.policy.resolution import resolve
 from composer.policy.wording import Location
-from composer.records import EAGER, plain
+from composer.records import EAGER
 from composer.telemetry.report import counted
 from composer.tools.bench.workload import working_directory_first
 
@@ -150,16 +149,7 @@ def _of_process(table: Cache | Distributed, name: str) -> list[tuple[str, Any, s
 
 def _text(value: Any) -> Any:
     """Return a value as a policy file spells it; a value that only code can give is named."""
-    if isinstance(value, tuple):
-        return [_text(each) for each in value]
-    if isinstance(value, Worded):
-        return value.spelled
-    if not isinstance(value, Candidate):
-        return plain(value)
-    settings = value.model_dump(exclude={"backend", "options"}, exclude_none=True)
-    if value.options:
-        settings = {"options": plain(value.options), **settings}
-    return {"backend": value.name, **settings} if settings else value.name
+    return None if value is None else readable(value)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, TypeVar
@@ -21,6 +22,12 @@ from composer.system.disk import DiskCache, this_process, warn_of
 
 _DAY = 86_400.0
 
+KEPT_FACTS = 10_000
+"""How many facts are kept in memory. Beyond that the oldest is forgotten."""
+
+_HERE = "the memory of this process"
+"""The source of a fact that is kept nowhere else."""
+
 _OF_LEARNING = {"learnt", "process"}
 """The fields that say when a fact was learnt, and by whom."""
 
@@ -28,7 +35,8 @@ _SKEW = 1.0
 """How many days the clock of another machine may be ahead. The age of a newer fact is unknown."""
 
 
-def _now() -> datetime:
+def now() -> datetime:
+    """Return the time at which a fact is learnt now."""
     return datetime.now(UTC)
 
 
@@ -38,7 +46,7 @@ class Fact(BaseModel):
     Attributes:
         kind: The name of the kind, and of its folder on disk.
         noun: What one such fact is called.
-        parts: The parts of the fingerprint that it depends on.
+        depends_on: The parts of the fingerprint that it depends on.
         limit: Bytes that all facts of the kind may take on disk; 0 keeps them in memory only.
         is_shared: True if machines share it, where the policy names a store.
         outlives_reset: True if :func:`composer.reset` does not forget it.
@@ -50,12 +58,12 @@ class Fact(BaseModel):
 
     kind: ClassVar[str]
     noun: ClassVar[str] = "fact"
-    parts: ClassVar[tuple[str, ...]]
+    depends_on: ClassVar[tuple[str, ...]]
     limit: ClassVar[int] = 0
     is_shared: ClassVar[bool] = False
     outlives_reset: ClassVar[bool] = False
 
-    learnt: AwareDatetime = Field(default_factory=_now)
+    learnt: AwareDatetime = Field(default_factory=now)
     process: str = Field(default_factory=this_process)
 
     @field_validator("*", mode="before")
@@ -88,7 +96,7 @@ class Fact(BaseModel):
     @property
     def age(self) -> float:
         """Its age in seconds."""
-        return (_now() - self.learnt).total_seconds()
+        return (now() - self.learnt).total_seconds()
 
     @classmethod
     def cache(cls) -> DiskCache:
@@ -114,19 +122,11 @@ class Known(Generic[F]):
     trouble: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Learnt:
-    """A fact in memory, whether it is on disk as well, and why it could not be kept elsewhere."""
-
-    fact: Fact
-    is_on_disk: bool = False
-    trouble: str = ""
-
-
 class Knowledge:
     """All facts that this process knows or can find.
 
-    They are looked up in memory, on disk, and in the store that machines share, in this order.
+    They are looked up in memory, on disk, and in the store that machines share, in this order; or
+    in ``composer.lock`` alone.
 
     Attributes:
         fills_store: True if facts that are found on disk go to a shared store that lacks them.
@@ -137,7 +137,7 @@ class Knowledge:
         self.fills_store = False
         self.unkept: dict[str, str] = {}
         self._lock = forks.lock()
-        self._memory: dict[tuple[str, str], _Learnt] = {}
+        self._memory: dict[tuple[str, str], Known[Any]] = {}
         self._stores: dict[str, SharedStore] = {}
 
     def successor(self) -> Knowledge:
@@ -145,24 +145,43 @@ class Knowledge:
         following = Knowledge()
         with self._lock:
             known = list(self._memory.items())
-        following._memory = {at: each for at, each in known if each.fact.outlives_reset}
+        following._memory = {
+            at: each for at, each in known if each.fact and each.fact.outlives_reset
+        }
         return following
 
-    def recall(self, kind: type[F], fingerprint: Fingerprint, settings: Cache) -> Known[F]:
-        """Return a fact that still holds, and where it was found."""
-        key = fingerprint.key(kind.parts)
+    def recall(
+        self,
+        kind: type[F],
+        fingerprint: Fingerprint,
+        settings: Cache,
+        *,
+        only: Iterable[Fact] | None = None,
+    ) -> Known[F]:
+        """Return a fact that still holds, and where it was found.
+
+        Args:
+            kind: The kind of fact.
+            fingerprint: What it is about.
+            settings: What may be kept, and which store machines share.
+            only: The facts of ``composer.lock``, where nothing else may be looked at.
+        """
+        if only is not None:
+            facts = (each for each in only if isinstance(each, kind))
+            return Known(next((each for each in facts if each.is_about(fingerprint)), None))
+        key = fingerprint.key(kind.depends_on)
         if key is None or not kind.most_days(settings):
             return Known()
         mine = self._in_memory(kind, key)
         if mine.fact is not None and _holds(mine.fact, fingerprint, settings):
             return mine
-        if not kind.limit or not fingerprint.outlives_process(kind.parts):
+        if not kind.limit or not fingerprint.outlives_process(kind.depends_on):
             return Known()
         own = self._on_disk(kind, key)
         if not _may_use(own, fingerprint, settings):
             own = Known(trouble=own.trouble)
         if own.fact is not None and kind.outlives_reset:
-            self._remember(key, _Learnt(own.fact, is_on_disk=True))
+            self._remember(kind, key, own)
         store = self._store(settings) if kind.is_shared else None
         if store is None:
             return own
@@ -190,25 +209,25 @@ class Knowledge:
         Returns:
             Why it could not be kept beyond this process; empty if it could, or need not be.
         """
-        key = fingerprint.key(fact.parts)
+        key = fingerprint.key(fact.depends_on)
         if key is None:
             return "nobody knows what the engines are"
-        self._remember(key, _Learnt(fact))
-        if only_here or not fact.limit or not fingerprint.outlives_process(fact.parts):
+        self._remember(type(fact), key, Known(fact, _HERE))
+        if only_here or not fact.limit or not fingerprint.outlives_process(fact.depends_on):
             return ""
         own = fact.cache()
-        is_on_disk = own.put(key, fact.model_dump(mode="json"))
-        trouble = "" if is_on_disk else own.trouble
+        source = str(own.path) if own.put(key, fact.model_dump(mode="json")) else _HERE
+        trouble = own.trouble if source == _HERE else ""
         store = self._store(settings) if fact.is_shared else None
         if store is not None:
             store.put(key, fact.model_dump_json(indent=1))
             trouble = store.trouble
-        self._remember(key, _Learnt(fact, is_on_disk, trouble))
+        self._remember(type(fact), key, Known(fact, source, trouble))
         return trouble
 
     def forget(self, kind: type[Fact], fingerprint: Fingerprint) -> None:
         """Forget a fact that proved wrong. One in a shared store is left to be replaced."""
-        key = fingerprint.key(kind.parts)
+        key = fingerprint.key(kind.depends_on)
         if key is None:
             return
         with self._lock:
@@ -216,22 +235,19 @@ class Knowledge:
         if kind.limit:
             kind.cache().remove(key)
 
-    def _remember(self, key: str, learnt: _Learnt) -> None:
+    def _remember(self, kind: type[Fact], key: str, known: Known[Any]) -> None:
         with self._lock:
-            self._memory[learnt.fact.kind, key] = learnt
+            self._memory[kind.kind, key] = known
+            if len(self._memory) > KEPT_FACTS:
+                del self._memory[next(iter(self._memory))]
 
     def _in_memory(self, kind: type[F], key: str) -> Known[F]:
         """Return what this process has learnt, unless it was removed from the disk since.
 
         `composer cache clear` in another process does that.
         """
-        mine = self._memory.get((kind.kind, key))
-        if mine is None or not isinstance(mine.fact, kind):
-            return Known()
-        if not mine.is_on_disk:
-            return Known(mine.fact, "the memory of this process", mine.trouble)
-        own = kind.cache()
-        return Known(mine.fact, str(own.path), mine.trouble) if own.has(key) else Known()
+        mine = self._memory.get((kind.kind, key), Known())
+        return mine if mine.source in ("", _HERE) or kind.cache().has(key) else Known()
 
     def _store(self, settings: Cache) -> SharedStore | None:
         if not settings.store:

@@ -37,7 +37,7 @@ class Failure(Fact):
 
     kind: ClassVar[str] = "failures"
     noun: ClassVar[str] = "failure"
-    parts: ClassVar[tuple[str, ...]] = (
+    depends_on: ClassVar[tuple[str, ...]] = (
         *("graph", "engine", "options", "precision", "limits", "build"),
         *("machine", "versions"),
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,6 +51,14 @@ class CandidateParts:
     terms: str
 
 
+def _settings() -> list[Any]:
+    return [
+        torch.get_num_threads(),
+        _torch.modes.float32_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    ]
+
+
 @dataclass(frozen=True)
 class Fingerprint:
     """All that a fact about candidates for a graph may depend on.
@@ -60,10 +68,16 @@ class Fingerprint:
     Attributes:
         request: The graph.
         candidates: The candidate, or the candidates of a chain.
+        settings: The settings of the process that the speed and the numbers of engines depend on,
+            as they were when the fingerprint was made. An engine may change them.
+        named_parts: The graph, its policy and its passes as ``composer.lock`` shows them, equal on
+            all ranks (:func:`composer.graphs.keys.parts_of`); ``None`` if nobody asks for them.
     """
 
     request: GraphRequest
     candidates: tuple[CandidateParts, ...]
+    named_parts: Mapping[str, str] | None = None
+    settings: list[Any] = field(default_factory=_settings)
 
     @property
     def graph(self) -> str:
@@ -136,15 +150,6 @@ class Fingerprint:
     def device(self) -> str:
         """The kind of device: ``"cpu"``, ``"cuda"``."""
         return self.request.device.partition(":")[0]
-
-    @property
-    def settings(self) -> list[Any]:
-        """The settings of the process that the speed and the numbers of engines depend on."""
-        return [
-            torch.get_num_threads(),
-            _torch.modes.float32_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-        ]
 
     @property
     def versions(self) -> list[str]:

@@ -20,6 +20,6 @@ class Quarantined(Fact):
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     kind: ClassVar[str] = "quarantine"
-    parts: ClassVar[tuple[str, ...]] = ("compile", "candidate", "options", "precision")
+    depends_on: ClassVar[tuple[str, ...]] = ("compile", "candidate", "options", "precision")
 
     held: object

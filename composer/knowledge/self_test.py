@@ -17,7 +17,7 @@ class SelfTest(Fact):
 
     kind: ClassVar[str] = "selftests"
     noun: ClassVar[str] = "outcome of a test"
-    parts: ClassVar[tuple[str, ...]] = ("identity", "machine", "device", "versions")
+    depends_on: ClassVar[tuple[str, ...]] = ("identity", "machine", "device", "versions")
     limit: ClassVar[int] = 1 << 20
     outlives_reset: ClassVar[bool] = True
 

@@ -128,7 +128,7 @@ class Verdict(Fact):
 
     kind: ClassVar[str] = "verdicts"
     noun: ClassVar[str] = "verdict"
-    parts: ClassVar[tuple[str, ...]] = (
+    depends_on: ClassVar[tuple[str, ...]] = (
         *("graph", "engine", "options", "precision", "build", "terms"),
         *("machine", "settings", "versions"),
     )
@@ -157,7 +157,7 @@ class Verdict(Fact):
         packages = {name for each in fingerprint.candidates for name in each.backend.packages}
         named = {name: version_of(name) for name in (*sorted(packages), distribution.NAME)}
         return cls.model_construct(
-            key=fingerprint.key(cls.parts) or "",
+            key=fingerprint.key(cls.depends_on) or "",
             chosen=outcome.chosen,
             ranking=outcome.ranking or (),
             candidates=tuple(map(record_of, outcome.attempts)),
@@ -194,7 +194,7 @@ class Verdict(Fact):
         """Return False if it is on another chain."""
         names = [each.name for each in fingerprint.candidates]
         own = [each.backend for each in self.candidates]
-        return self.key == fingerprint.key(self.parts) and own == names[: len(own)]
+        return self.key == fingerprint.key(self.depends_on) and own == names[: len(own)]
 
     def fits(self, fingerprint: Fingerprint) -> bool:
         """Return False if one has failed under limits that are others now."""

@@ -34,8 +34,9 @@ def in_words(error: Any, root: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         table = _table_at(root, parents)
         hint = table.hint_for(str(key)) if issubclass(table, Hinting) else ""
-        hint = f"; {hint}" if hint else did_you_mean(str(key), table.model_fields)
-        return f"unknown option {where!r}{hint} (accepted: {', '.join(table.model_fields)})"
+        names = [name for name, field in table.model_fields.items() if not field.exclude]
+        hint = f"; {hint}" if hint else did_you_mean(str(key), names)
+        return f"unknown option {where!r}{hint} (accepted: {', '.join(names)})"
     if error["type"] == "missing":
         return f"option {where!r} is missing"
     message = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")

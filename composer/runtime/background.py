@@ -33,6 +33,7 @@ from composer.chain.candidates import ChainEntry
 from composer.chain.select import choice, remembered
 from composer.errors import error_line
 from composer.graphs import clones, writes
+from composer.knowledge.fingerprint import Fingerprint
 from composer.policy.resolution import Resolved
 from composer.records import (
     EAGER,
@@ -82,7 +83,8 @@ class BackgroundSelection:
         benchmark = select.Benchmark.of(policy, resolved.cache)
         if benchmark is None or policy.strict or not policy.select.background:
             return None
-        if remembered.recall(request, resolved.entries, benchmark).fact is not None:
+        whole = remembered.fingerprint_of(request, resolved.entries)
+        if remembered.recall(whole, benchmark).fact is not None:
             return None
         among_ranks = ranks.are_asked(resolved.distributed.timeout)
         obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
@@ -115,8 +117,17 @@ class BackgroundSelection:
             request, home = successors.request, session.current()
             try:
                 copies = clones.copy_inputs(args, keep=request.weights)
+                whole = remembered.fingerprint_of(request, successors.entries)
                 task = _Task(
-                    successors, self.benchmark, attempts, slot, run, home, copies, _settings()
+                    successors,
+                    self.benchmark,
+                    attempts,
+                    slot,
+                    run,
+                    home,
+                    copies,
+                    _settings(),
+                    whole,
                 )
                 home.background.submit(in_this_context(task, request.device))
             except BaseException as error:  # noqa: BLE001  # recorded: the call is made all the same
@@ -164,6 +175,7 @@ class _Task:
         home: The session in which the graph was compiled.
         inputs: Copies of the second call's inputs.
         settings: torch's settings at that call.
+        whole: The fingerprint of the graph and its whole chain at that call.
         undecided: Candidates that could not be verified because the program wrote to weights. They
             may be verified the next time, so the verdict is not kept if there are any.
         made: Results that the engines share.
@@ -177,6 +189,7 @@ class _Task:
     home: session.Session
     inputs: list[Any]
     settings: tuple[Any, ...]
+    whole: Fingerprint
     undecided: list[str] = dataclasses.field(default_factory=list)
     made: dict[str, object] = dataclasses.field(default_factory=dict)
 
@@ -194,7 +207,7 @@ class _Task:
             self._choose(outcome)
             successors.publish()
             if not self.undecided:
-                remembered.keep(request, successors.entries, self.benchmark, outcome)
+                remembered.keep(self.whole, self.benchmark, outcome)
         except _Dropped as dropped:
             self._tell(str(dropped))
         except control_flow.ProcessEnds:
@@ -254,7 +267,7 @@ class _Task:
 
     def _fallback(self) -> choice.Tried:
         with _torch.compiles.compiling(), _torch.randomness.frozen_generators():
-            self.successors.eager.made_for(self.inputs)
+            self.successors.eager.made_for(self.inputs, alongside=True)
         return choice.fallback_of(self.successors.fallback, self.successors.eager.passes)
 
     def _try(self, entry: ChainEntry) -> choice.Tried:

@@ -80,7 +80,7 @@ class Then(Enum):
     SAME = State.SERVING, "the same engine"
     NEW = State.SERVING, "the new engine"
     PREVIOUS = State.SERVING, "the engine that it had replaced"
-    TRIAL = State.PROBATION, "the new engine"
+    PROBATION = State.PROBATION, "the new engine"
     TRIED = State.PROBATION, "the same engine"
     NEXT = State.QUARANTINED, "the next candidate, compiled at that call"
     EAGER = State.EAGER, "eager"
@@ -111,7 +111,7 @@ TABLE: Mapping[Event, Row] = {
     Event.STARVED: Row(Answer.AGAIN, *_FAILURE),
     Event.ACCEPTED: Row(Answer.SERVING, *(Then.NEW,) * 4, Then.NEVER),
     Event.EXHAUSTED: Row(Answer.SERVING, *(Then.EAGER,) * 4, Then.NEVER),
-    Event.FASTER: Row(Answer.SAME, Then.TRIAL, *_NEVER[:4]),
+    Event.FASTER: Row(Answer.SAME, Then.PROBATION, *_NEVER[:4]),
     Event.SETTLED: Row(Answer.SAME, Then.NEVER, Then.SAME, *_NEVER[:3]),
     Event.FORKED: Row(Answer.SAME, *_STAYS),
     Event.FREED: Row(Answer.SAME, *(Then.NOBODY,) * 5),
@@ -361,14 +361,14 @@ class Slot:
         state, previous = then.value[0], self._previous
         if state is None:
             raise RuntimeError(f"an engine slot that is {self.state} cannot meet this: {event}")
-        if then is Then.TRIAL:
+        if then is Then.PROBATION:
             self._previous = self.engine
             self._schedule.let_go_at = self._runtime.calls + _PROBATION
         elif state is not State.PROBATION:
             self._previous = None
             self._schedule.let_go_at = NEVER
         self.state = state
-        if then in (Then.NEW, Then.TRIAL):
+        if then in (Then.NEW, Then.PROBATION):
             self._install(engine)
         elif then is Then.PREVIOUS:
             self._install(previous)

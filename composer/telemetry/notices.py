@@ -61,7 +61,7 @@ def _deserves_warning(attempt: Attempt, *, missed: bool) -> bool:
 
     ``missed`` is true if the user asked for the engine, or if no other engine serves the graph.
     """
-    if attempt.on_trial and attempt.reason is not Reason.RAISED_AT_RUNTIME:
+    if attempt.tentative and attempt.reason is not Reason.RAISED_AT_RUNTIME:
         return False
     if attempt.status is Status.UNAVAILABLE:
         return missed

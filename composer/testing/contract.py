@@ -107,16 +107,16 @@ def check_backend(
         tried = [program for name, program in programs() if name in _PROGRAMS]
     else:
         tried = [Program(fn, args, kwargs or {})]
-    trial = _Trial(entry, tolerance or _TOLERANCE)
+    contract = _Contract(entry, tolerance or _TOLERANCE)
     try:
-        if trial.survives(tried[0]):
-            trial.here(tried)
+        if contract.survives(tried[0]):
+            contract.here(tried)
     finally:
         torch.compiler.reset()
-    return trial.verdict()
+    return contract.verdict()
 
 
-class _Trial:
+class _Contract:
     """The check of one engine, with the results so far."""
 
     def __init__(self, entry: Candidate, tolerance: Mapping[str, float]) -> None:

@@ -168,7 +168,7 @@ def test_record_is_of_the_last_build() -> None:
     (attempt,) = last().attempts
     assert (spy.built, attempt.accepted, attempt.coverage) == (2, True, 0.25)
     assert attempt.engine["left_to_torch"] == ["3 in bf16"]
-    assert attempt.engine["on_trial"]
+    assert attempt.engine["tentative"]
 
 
 @torch.no_grad()

@@ -52,7 +52,7 @@ def test_products_take_bf16_and_return_fp32() -> None:
     assert gelu.meta["val"].dtype is torch.float32
     engine = last().attempts[0].engine
     assert (engine["precision"], engine["products_in_bf16"]) == ("bf16", 2)
-    assert "on_trial" not in engine
+    assert "tentative" not in engine
 
 
 def test_fp32_is_the_default_and_leaves_no_trace() -> None:
@@ -315,7 +315,7 @@ def test_auto_takes_bf16_where_it_holds() -> None:
         assert 0 < error(got, module(x)) < 0.01
     assert told() == [("a", "bf16", "succeeded", None)]
     engine = last().attempts[0].engine
-    assert engine["on_trial"]
+    assert engine["tentative"]
     assert engine["verified"]["max_absolute_error"] > 0
 
 

@@ -223,6 +223,17 @@ def test_ranks_decide_anew_after_a_reset_however_many_each_has_counted(
         assert served == ["first", "first"]
 
 
+def test_rank_that_comes_after_a_reset_follows_the_newest_decision() -> None:
+    """The decision from before the reset has ended, also for a rank that did not hear of it."""
+    zero, one = group_of(2)
+    assert zero.walk([True, True]) == "first"
+    assert zero.walk([False, True], resets=1) == "second"
+    assert one.walk([True, True], resets=1) == "second"
+    assert together(
+        lambda: zero.walk([True, True], resets=2), lambda: one.walk([True, True], resets=2)
+    ) == ["first", "first"]
+
+
 def test_rank_that_alone_was_reset_waits_no_longer_than_the_grace() -> None:
     """The others do not compile the graph again, and so none of them leads."""
     zero, one = group_of(2)

@@ -201,10 +201,10 @@ def test_bench_says_that_a_file_which_names_code_has_to_be_pointed_at(models: Pa
 
 
 def test_an_engine_whose_low_precision_was_refused_is_not_wrong() -> None:
-    """Under ``precision = "auto"`` that was on trial: it serves in fp32."""
-    trial = attempt("aot_eager", Status.REJECTED, Reason.NUMERIC_MISMATCH, {})
+    """Under ``precision = "auto"`` that was tentative: it serves in fp32."""
+    tried = attempt("aot_eager", Status.REJECTED, Reason.NUMERIC_MISMATCH, {})
     tried = [
-        dataclasses.replace(trial, precision="bf16", on_trial=True),
+        dataclasses.replace(tried, precision="bf16", tentative=True),
         attempt("aot_eager", Status.SUCCEEDED, None, {"verified": {"max_relative_error": 1e-7}}),
     ]
     compiled(torch.sin, "aot_eager")(torch.ones(2))

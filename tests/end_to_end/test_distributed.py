@@ -301,7 +301,7 @@ def smaller_batch_on_one_rank(rank: int, engine: str) -> Any:
 
 @pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 def test_engine_is_not_tried_on_what_other_ranks_wait_for(both: Pair, engine: str) -> None:
-    """The trial of a rank that compiles alone would meet the other's next call."""
+    """The trial run of a rank that compiles alone would meet the other's next call."""
     assert both.run(smaller_batch_on_one_rank, engine) == [[engine], [engine, engine]]
 
 

@@ -11,19 +11,21 @@ import pytest
 import torch
 
 from composer.backends.base import Backend
-from composer.knowledge import fingerprint
+from composer.knowledge import facts, fingerprint
+from composer.knowledge.chosen import Chosen
 from composer.knowledge.facts import Fact, Knowledge
 from composer.knowledge.failure import Failure
 from composer.knowledge.fingerprint import CandidateParts, Fingerprint
 from composer.knowledge.quarantine import Quarantined
 from composer.knowledge.self_test import SelfTest
 from composer.knowledge.verdict import Verdict
-from composer.policy import Cache
+from composer.passes.resolve import SharedPasses
+from composer.policy import Cache, Policy
 from composer.records import Attempt, End, GraphRequest, Outcome, Reason, Status
 from composer.system.disk import this_process
 
 CACHE = Cache()
-KINDS: list[type[Fact]] = [Failure, Verdict, SelfTest, Quarantined]
+KINDS: list[type[Fact]] = [Failure, Verdict, SelfTest, Quarantined, Chosen]
 
 
 class Engine(Backend):
@@ -61,7 +63,9 @@ def request() -> GraphRequest:
     )
 
 
-def made(candidate: dict[str, Any] | None = None, graph: dict[str, Any] | None = None) -> Any:
+def made(
+    candidate: dict[str, Any] | None = None, graph: dict[str, Any] | None = None, code: str = ""
+) -> Any:
     """Return the fingerprint of one candidate for one graph."""
     usual = CandidateParts(
         name="engine",
@@ -74,7 +78,8 @@ def made(candidate: dict[str, Any] | None = None, graph: dict[str, Any] | None =
         terms="0.5",
     )
     asked = dataclasses.replace(request(), **(graph or {}))
-    return Fingerprint(asked, (dataclasses.replace(usual, **(candidate or {})),))
+    parts = {"operations": code}
+    return Fingerprint(asked, (dataclasses.replace(usual, **(candidate or {})),), parts)
 
 
 def fact(kind: type[Fact], of: Fingerprint) -> Fact:
@@ -83,6 +88,9 @@ def fact(kind: type[Fact], of: Fingerprint) -> Fact:
         return Quarantined(held="engine")
     if kind is SelfTest:
         return SelfTest(backend="engine", why="")
+    if kind is Chosen:
+        graph = Chosen.of(of.request, Policy(), SharedPasses(), 0)
+        return graph.model_copy(update={"engine": "engine", "parts": of.named_parts})
     if kind is Failure:
         crash = Attempt("engine", Status.CRASHED, Reason.CRASHED, "signal 11", 1.0)
         return Failure.of(of.request, crash)
@@ -94,7 +102,7 @@ def fact(kind: type[Fact], of: Fingerprint) -> Fact:
     return Verdict.of(of, outcome, 1.0)
 
 
-CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+CHANGES: dict[str, tuple[Any, ...]] = {
     "graph": ({}, {"graph_digest": "c" * 64}),
     "compile": ({}, {"graph_key": "c" * 64}),
     "candidate": ({"held": print}, {}),
@@ -106,6 +114,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "build": ({"build": "auto 0.0"}, {}),
     "terms": ({"terms": "0.6"}, {}),
     "device": ({}, {"device": "meta"}),
+    "named_parts": ({}, {}, "sin"),
 }
 """Changes of one part each."""
 
@@ -124,7 +133,7 @@ def test_a_change_forgets_the_facts_that_depend_on_it(kind: type[Fact], change: 
     knowledge = Knowledge()
     knowledge.learn(fact(kind, made()), made(), CACHE)
     assert knowledge.recall(kind, made(), CACHE).fact is not None
-    is_concerned = not DEPENDS.get(change, {change}).isdisjoint(kind.parts)
+    is_concerned = not DEPENDS.get(change, {change}).isdisjoint(kind.depends_on)
     found = knowledge.recall(kind, made(*CHANGES[change]), CACHE).fact
     assert (found is None) == is_concerned
 
@@ -144,7 +153,31 @@ def test_a_change_of_the_machine_forgets_what_depends_on_it(
     else:
         monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     found = knowledge.recall(kind, made(), CACHE).fact
-    assert (found is None) == (part in kind.parts)
+    assert (found is None) == (part in kind.depends_on)
+
+
+def test_settings_are_those_of_when_the_fingerprint_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that sets the number of threads does not change what a benchmark is about."""
+    before = made()
+    key = before.key(Verdict.depends_on)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert before.key(Verdict.depends_on) == key
+    assert made().key(Verdict.depends_on) != key
+
+
+def test_the_oldest_facts_are_forgotten_where_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program that compiles without end does not fill the memory with them."""
+    monkeypatch.setattr(facts, "KEPT_FACTS", 2)
+    knowledge = Knowledge()
+    prints = [made(graph={"graph_key": digit * 64}) for digit in "123"]
+    for each in prints:
+        knowledge.learn(Quarantined(held="engine"), each, CACHE)
+    found = [knowledge.recall(Quarantined, each, CACHE).fact for each in prints]
+    assert [each is not None for each in found] == [False, True, True]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,11 +219,37 @@ def test_a_verdict_with_a_failure_depends_on_the_limits() -> None:
     assert verdict.fits(made({"limits": "1200 s"}))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lock_alone_is_asked_where_it_is_given(kind: type[Fact]) -> None:
+    """Nothing that this process has learnt, and nothing on disk, is found then."""
+    knowledge = Knowledge()
+    knowledge.learn(fact(kind, made()), made(), CACHE)
+    assert knowledge.recall(kind, made(), CACHE, only=()).fact is None
+    others = [fact(each, made()) for each in KINDS if each is not kind]
+    assert knowledge.recall(kind, made(), CACHE, only=others).fact is None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_entry_of_the_lock_is_found_by_the_named_parts(change: str) -> None:
+    """They alone say if it is the same graph under the same policy and passes."""
+    entry = fact(Chosen, made())
+    only = [*(fact(each, made()) for each in KINDS if each is not Chosen), entry]
+    assert Knowledge().recall(Chosen, made(), CACHE, only=only).fact == entry
+    found = Knowledge().recall(Chosen, made(*CHANGES[change]), CACHE, only=only).fact
+    assert (found is None) == (change == "named_parts")
+
+
+def test_every_kind_of_fact_is_tested_here() -> None:
+    """A kind that is added gets its line in the list above."""
+    ours = [each for each in Fact.__subclasses__() if each.__module__.startswith("composer.")]
+    assert set(ours) == set(KINDS)
+
+
 class Slow(Fact):
     """A kind of fact that a test adds."""
 
     kind: ClassVar[str] = "slow"
-    parts: ClassVar[tuple[str, ...]] = ("graph", "engine", "versions")
+    depends_on: ClassVar[tuple[str, ...]] = ("graph", "engine", "versions")
     limit: ClassVar[int] = 1 << 20
 
     milliseconds: float

@@ -262,7 +262,7 @@ def test_failure_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the policy's days it is tried again."""
     again(fails_late)
     later = datetime.now(UTC) + timedelta(days=3)
-    monkeypatch.setattr("composer.knowledge.facts._now", lambda: later)
+    monkeypatch.setattr("composer.knowledge.facts.now", lambda: later)
     assert "3 days ago" in again(fails_late).message
     with composer.using({"cache": {"failures": 2.5}}):
         assert again(fails_late).status == "failed"
@@ -272,7 +272,7 @@ def test_failure_from_the_future_does_not_count(monkeypatch: pytest.MonkeyPatch)
     """The clock was wrong then."""
     again(fails_late)
     earlier = datetime.now(UTC) - timedelta(days=3)
-    monkeypatch.setattr("composer.knowledge.facts._now", lambda: earlier)
+    monkeypatch.setattr("composer.knowledge.facts.now", lambda: earlier)
     assert again(fails_late).status == "failed"
 
 

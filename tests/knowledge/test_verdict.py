@@ -26,7 +26,7 @@ from composer.backends import dynamo, find_backend
 from composer.backends.dynamo import NamedBackend
 from composer.chain import walk
 from composer.chain.candidates import ONLY_TABLES
-from composer.chain.select import lengths
+from composer.chain.select import choice, lengths
 from composer.cli import app
 from composer.errors import CacheWarning, OptionError, SandboxRefusal
 from composer.knowledge import facts, shared_store
@@ -198,6 +198,23 @@ def test_forked_process_is_another(chain: Chain, monkeypatch: pytest.MonkeyPatch
     chain.compile()
     composer.reset()
     monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert is_remembered(chain.compile())
+
+
+def test_verdict_is_on_the_settings_of_before_the_benchmark(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine may set the number of threads while it is built or called."""
+    usual = choice.fastest
+    with monkeypatch.context() as during:
+
+        def fastest(*args: Any) -> Any:
+            outcome = usual(*args)
+            during.setattr(torch, "get_num_threads", lambda: 77)
+            return outcome
+
+        during.setattr(choice, "fastest", fastest)
+        chain.compile()
     assert is_remembered(chain.compile())
 
 
@@ -414,8 +431,8 @@ def losers() -> list[composer.Attempt]:
 
 
 def move_clock(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    now = facts._now
-    monkeypatch.setattr(facts, "_now", lambda: now() + timedelta(days=days))
+    now = facts.now
+    monkeypatch.setattr(facts, "now", lambda: now() + timedelta(days=days))
 
 
 def change_threads(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:

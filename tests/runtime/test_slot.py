@@ -125,7 +125,7 @@ def test_slot_follows_the_table(state: State, event: Event) -> None:
     )
     before, new = slot.run, program.chain.engine(2)
     then = slot._happen(event, new)
-    serves = dict.fromkeys((Then.NEW, Then.TRIAL), new.compiled)
+    serves = dict.fromkeys((Then.NEW, Then.PROBATION), new.compiled)
     serves |= {Then.PREVIOUS: replaced.compiled, Then.EAGER: program.chain.fallback}
     assert then is PAIRS[state, event]
     assert slot.state is then.value[0]

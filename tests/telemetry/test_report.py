@@ -160,7 +160,7 @@ def test_records_are_json_by_the_schema() -> None:
     record["runtime"]["seconds"] = seconds
     assert list(record["attempts"][0]) == [
         *("backend", "status", "reason", "message", "seconds", "coverage", "engine"),
-        *("error_type", "traceback", "options", "precision", "products_in_fp32", "on_trial"),
+        *("error_type", "traceback", "options", "precision", "products_in_fp32", "tentative"),
         "timing",
     ]
     assert record["attempts"][0]["reason"] == "build_failed"

@@ -1,10 +1,10 @@
-"""``composer.lock``: a file that says which engine serves which graph.
+"""``composer.lock`` and a compile: the engine that the file names, or who serves to be written.
 
-- :mod:`~composer.chain.lock.file` reads and writes the file;
-- :mod:`~composer.chain.lock.describe` makes the entry of a graph;
-- :mod:`~composer.chain.lock.witness` collects the entries of a program;
-- :mod:`~composer.chain.lock.difference` names the differences between two locks;
-- :func:`hold` restricts a compile to the engine that the file names.
+- :func:`hold` restricts a compile to the engine that the file names;
+- :mod:`~composer.chain.lock.observed` collects who serves the graphs of a program;
+- :mod:`~composer.chain.lock.difference` names the differences between a program and the file.
+
+The file and its entries are in :mod:`composer.knowledge`.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer.chain.lock.describe import version_here
-from composer.chain.lock.file import Lock, LockedGraph, LockedPass
+from composer.chain.lock.observed import Served
 from composer.errors import first_line
-from composer.records import Attempt, in_precision, spelled
-from composer.telemetry.report import counted
+from composer.knowledge.chosen import Chosen, LockedPass, version_here
+from composer.knowledge.lock_file import Lock
+from composer.records import spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +32,6 @@ class Difference:
         return f"{self.graph}: {self.message}" if self.graph else self.message
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A graph of the program, and the engine that serves it.
-
-    Attributes:
-        graph: The entry that the lock would have for it.
-        versions: The versions of torch, composer and the engine's packages.
-        attempts: The candidates that were tried.
-        compiles: How often it was compiled.
-        apart: If other engines serve some of its compiles: the entry for each, and their number.
-    """
-
-    graph: LockedGraph
-    versions: Mapping[str, str]
-    attempts: tuple[Attempt, ...] = ()
-    compiles: int = 1
-    apart: tuple[tuple[LockedGraph, int], ...] = ()
-
-    def minority(self) -> Iterator[tuple[LockedGraph, str]]:
-        """Yield the entries of :attr:`apart`, each with a sentence about it."""
-        for graph, count in self.apart:
-            times = f"{count} of {counted(self.compiles, 'compile')}"
-            yield graph, f"served by {_server(graph)} in {times}"
-
-
 def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
     """Return all differences between the lock and a program.
 
@@ -67,10 +42,11 @@ def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
         here: The graphs that the program compiled, in order.
     """
     found = [Difference("", "version", sentence) for sentence in versions(lock, lock.versions)]
-    entries = [lock.entry(each.graph) for each in here]
-    left = {each.title: each for each in lock.graphs if each not in entries}
-    for served, same in zip(here, entries, strict=True):
-        title = served.graph.title
+    parts = [each.chosen.parts for each in here]
+    left = {each.title: each for each in lock.graphs if each.parts not in parts}
+    for served in here:
+        title = served.chosen.title
+        same = next((each for each in lock.graphs if each.parts == served.chosen.parts), None)
         entry = same or left.pop(title, None)
         if entry is None:
             found.append(Difference(title, "new", "new; the lock does not hold it"))
@@ -81,14 +57,14 @@ def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
     return found + [Difference(title, "gone", gone) for title in left]
 
 
-def _changes(entry: LockedGraph, served: Served) -> Iterator[tuple[str, str]]:
+def _changes(entry: Chosen, served: Served) -> Iterator[tuple[str, str]]:
     """Yield the kinds of differences between a graph and its entry, each with a sentence."""
-    yield from between(entry, served.graph)
-    if entry.server != served.graph.server:
+    yield from between(entry, served.chosen)
+    if entry.server != served.chosen.server:
         yield "engine", _moved(entry, served)
-    for other, sentence in served.minority():
+    for other, sentence in served.apart:
         if other.server != entry.server:
-            yield "engine", f"{sentence}; the lock says {called(entry)}"
+            yield "engine", f"{sentence}; the lock says {entry.sentence()}"
 
 
 def versions(lock: Lock, packages: Iterable[str]) -> Iterator[str]:
@@ -96,21 +72,18 @@ def versions(lock: Lock, packages: Iterable[str]) -> Iterator[str]:
     for package in packages:
         then, now = lock.versions.get(package, ""), version_here(package)
         if then != now:
-            yield f"{package} {_version(then)} in the lock, {_version(now)} here"
+            missing = "not installed"
+            yield f"{package} {then or missing} in the lock, {now or missing} here"
 
 
-def _version(text: str) -> str:
-    return text or "not installed"
-
-
-def between(locked: LockedGraph, here: LockedGraph) -> Iterator[tuple[str, str]]:
+def between(locked: Chosen, here: Chosen) -> Iterator[tuple[str, str]]:
     """Yield the parts in which two graphs differ, each with a sentence about it."""
     for part in dict.fromkeys((*locked.parts, *here.parts)):
         if locked.parts.get(part) != here.parts.get(part):
             yield part, _changed(part, locked, here)
 
 
-def _changed(part: str, locked: LockedGraph, here: LockedGraph) -> str:
+def _changed(part: str, locked: Chosen, here: Chosen) -> str:
     match part:
         case "inputs":
             return _inputs(locked.inputs, here.inputs)
@@ -158,9 +131,9 @@ def _policy(locked: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return f"policy changed: {'; '.join(changed) or 'what it means to this composer'}"
 
 
-def _moved(entry: LockedGraph, served: Served) -> str:
+def _moved(entry: Chosen, served: Served) -> str:
     """Return which engine serves the graph now, and why the locked one does not."""
-    message = f"served by {_server(served.graph)}; the lock says {called(entry)}"
+    message = f"served by {served.chosen.sentence()}; the lock says {entry.sentence()}"
     tried = [each for each in served.attempts if each.backend == entry.engine]
     if not tried:
         return f"{message}, which was not tried"
@@ -169,12 +142,3 @@ def _moved(entry: LockedGraph, served: Served) -> str:
         return message
     why = f"{last.status} ({last.reason}): {first_line(last.message)}"
     return f"{message}: {entry.engine} was {why}"
-
-
-def _server(graph: LockedGraph) -> str:
-    return called(graph) if graph.engine else "nobody"
-
-
-def called(graph: LockedGraph) -> str:
-    """Return the engine of an entry as text: ``"onnxrt(threads=2) in bf16"``."""
-    return in_precision(spelled(graph.engine, graph.options), graph.precision)

@@ -1,6 +1,6 @@
 """``isolate = true``: a candidate is first built in a sandbox, a child process.
 
-An engine that crashes or hangs does so there. :func:`trial_build` sends a parcel
+An engine that crashes or hangs does so there. :func:`build_in_child` sends a parcel
 (:mod:`~composer.chain.sandbox.parcel`) to a sandbox, which makes the attempt, runs the result once
 (:mod:`~composer.chain.sandbox.isolated`), and ends. Only then does the caller build the candidate
 in its own process. :mod:`composer.system.subprocesses` starts, limits and ends sandboxes. Some
@@ -22,7 +22,7 @@ from composer.records import GraphRequest, Reason, Status
 from composer.system import subprocesses
 
 
-def trial_build(
+def build_in_child(
     request: GraphRequest, candidate: Candidate, min_coverage: float, terms: BuildTerms
 ) -> None:
     """Build the candidate in a sandbox, and run it once there.

@@ -27,44 +27,37 @@ def fingerprint_of(request: GraphRequest, entries: Sequence[ChainEntry]) -> Fing
     return Fingerprint(request, tuple(each.parts for each in entries))
 
 
-def recall(
-    request: GraphRequest, entries: Sequence[ChainEntry], benchmark: Benchmark
-) -> Known[Verdict]:
+def recall(whole: Fingerprint, benchmark: Benchmark) -> Known[Verdict]:
     """Return the verdict on a graph, if one is known that can be used."""
     knowledge = session.current().knowledge
-    known = knowledge.recall(Verdict, fingerprint_of(request, entries), benchmark.cache)
+    known = knowledge.recall(Verdict, whole, benchmark.cache)
     verdict = known.fact
     if verdict is None:
         return known
     if verdict.has_too_few_rounds and benchmark.least_seconds > verdict.seconds:
         return Known()
     if verdict.winner is not None:
-        winner = Fingerprint(request, (entries[verdict.winner].parts,))
+        winner = Fingerprint(whole.request, (whole.candidates[verdict.winner],))
         if knowledge.recall(Quarantined, winner, benchmark.cache).fact:
             return Known()
-    knowledge.unkept[request.graph_key] = known.trouble
+    knowledge.unkept[whole.request.graph_key] = known.trouble
     return known
 
 
-def forget(request: GraphRequest, entries: Sequence[ChainEntry]) -> None:
-    """Forget the verdict on a graph, because its winner is refused now."""
-    session.current().knowledge.forget(Verdict, fingerprint_of(request, entries))
+def keep(whole: Fingerprint, benchmark: Benchmark, outcome: Outcome) -> None:
+    """Remember the outcome of a benchmark, unless it would probably differ the next time.
 
-
-def keep(
-    request: GraphRequest, entries: Sequence[ChainEntry], benchmark: Benchmark, outcome: Outcome
-) -> None:
-    """Remember the outcome of a benchmark, unless it would probably differ the next time."""
+    The fingerprint was made before the benchmark.
+    """
     if not benchmark.cache.verdicts:
         return
     knowledge = session.current().knowledge
     if not deserves_verdict(outcome):
         trouble = "some candidate may well be measured the next time that was not now"
     else:
-        whole = fingerprint_of(request, entries)
         verdict = Verdict.of(whole, outcome, benchmark.least_seconds)
         trouble = knowledge.learn(verdict, whole, benchmark.cache)
-    knowledge.unkept[request.graph_key] = trouble
+    knowledge.unkept[whole.request.graph_key] = trouble
 
 
 def outcome_of(verdict: Verdict, source: str, serves: Tried) -> Outcome:

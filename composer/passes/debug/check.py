@@ -89,11 +89,11 @@ def check(
     examine(each, findings)
     try:
         for title, program in given:
-            trial = _Trial(each, findings, title, tolerance, compares=not changes_numbers)
+            one = _PassOnProgram(each, findings, title, tolerance, compares=not changes_numbers)
             with torch.no_grad():
-                trial.compiled(program)
-            trial.compiled(program.training())
-            trial.direct(program)
+                one.compiled(program)
+            one.compiled(program.training())
+            one.direct(program)
     finally:
         torch.compiler.reset()
     return _verdict(each, findings)
@@ -115,7 +115,7 @@ def _verdict(each: GraphPass, findings: Findings) -> PassCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class _PassOnProgram:
     """One pass on one program."""
 
     each: GraphPass
@@ -153,7 +153,7 @@ class _Trial:
             return
         try:
             gm = torch.fx.symbolic_trace(copy.deepcopy(program.fn))
-        except Exception:  # noqa: BLE001  # only Dynamo can trace it, as the other trials do
+        except Exception:  # noqa: BLE001  # only Dynamo can trace it, as the other methods do
             return
         code, state = gm.code, _copied(gm)
         compose: Any = _torch.dynamo.lookup_backend("composer")

@@ -176,7 +176,7 @@ class _Sandbox:
     ) -> NoReturn:
         self._kill()
         output = self._server.printed.decode(errors="replace").strip()
-        raise SandboxRefusal(status, reason, what, output=output, by_others=by_others)
+        raise SandboxRefusal(status, reason, what, traceback=output, by_others=by_others)
 
 
 def _how_it_ended(code: int) -> str:

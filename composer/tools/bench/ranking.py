@@ -187,7 +187,7 @@ class Standing:
 
 
 def _is_refused(attempt: Attempt) -> bool:
-    if attempt.on_trial:
+    if attempt.tentative:
         return False
     return attempt.status not in (Status.SUCCEEDED, Status.NOT_CHOSEN)
 

@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 
 import composer
 from composer import session
-from composer.chain.lock import file
-from composer.chain.lock.describe import readable
-from composer.chain.lock.witness import watching
+from composer.chain.lock.observed import observing
 from composer.cli import app
 from composer.errors import LockError
 from composer.graphs import capture, keys
+from composer.knowledge import lock_file
+from composer.knowledge.chosen import readable
 from composer.knowledge.facts import Fact, Knowledge, Known
 from composer.knowledge.failure import Failure
 from composer.knowledge.fingerprint import Fingerprint
@@ -344,7 +344,7 @@ def test_lock_that_is_a_link_stays_one(is_there: bool) -> None:
     LOCK.symlink_to("locks/real.lock")
     lock()
     assert LOCK.is_symlink()
-    assert file.read(Path("locks/real.lock")).graphs[0].engine == "eager"
+    assert lock_file.read(Path("locks/real.lock")).graphs[0].engine == "eager"
     assert [each.name for each in Path("locks").iterdir()] == ["real.lock"]
 
 
@@ -381,9 +381,9 @@ def cosine(x: torch.Tensor) -> torch.Tensor:
 
 def locked_for(**options: Any) -> None:
     """Write the lock of ``cosine`` with these options."""
-    with watching() as witness:
+    with observing() as observed:
         compiled(cosine, **options)(torch.ones(4))
-    file.write(LOCK, witness.locks(), ["by", "hand"])
+    lock_file.write(LOCK, observed.export(), ["by", "hand"])
     torch.compiler.reset()
 
 
@@ -394,9 +394,9 @@ def test_an_engine_that_changes_its_options_is_locked_with_those_of_the_chain() 
         options["sizes"].clear()
         return FakeBackend()(gm, _)
 
-    with watching() as witness:
+    with observing() as observed:
         compiled(cosine, {"backend": engine, "options": {"sizes": {"x": 1}}})(torch.ones(4))
-    (graph,) = witness.locks().graphs
+    (graph,) = observed.export().graphs
     assert graph.options == {"sizes": {"x": 1}}
 
 
@@ -523,6 +523,16 @@ def test_position_of_a_graph_counts_all_that_were_compiled(
         torch.compiler.reset()
 
 
+def test_positions_of_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that compiles a model without end has so many numbers, and no more."""
+    monkeypatch.setattr(session, "KEPT_POSITIONS", 2)
+    f = compiled(cosine, dynamic=False, chain=["eager"])
+    for size in (4, 5, 6, 7):
+        f(torch.ones(size, 3))
+    assert len(session.current().positions[last().model]) == 2
+    assert session.current().position(last().model, "another") == 2
+
+
 def test_lock_names_no_code() -> None:
     """An engine that is not in the chain is refused by its name alone."""
     locked_for(chain=["eager"])
@@ -554,9 +564,12 @@ def at_one_place(table: dict[str, Any]) -> None:
             at_one_place,
             r"graph 0 of \S+cosine stands there twice \(served by eager, and by eager\)",
         ),
-        (lambda t: t.update(version=True), "version: the version of the format is the whole num"),
-        (lambda t: t.update(version=1.0), "version: the version of the format is the whole num"),
-        (lambda t: t["graphs"][0].update(training="yes"), "graphs.0.training: Input should be a"),
+        (lambda t: t.update(version=True), "option 'version' is True: the version"),
+        (lambda t: t.update(version=1.0), "option 'version' is 1.0: the version"),
+        (
+            lambda t: t["graphs"][0].update(training="yes"),
+            r"option 'graphs\[0\].training' is 'yes'",
+        ),
         (lambda t: t["graphs"][0].update(engine=""), r"graph 0 of \S+cosine has no engine"),
     ],
 )
@@ -581,13 +594,16 @@ def test_lock_may_begin_with_a_byte_order_mark() -> None:
     [
         (None, "cannot be read: No such file"),
         ("[versions\n", "cannot be read"),
-        ("", "is malformed: version: Field required; versions: Field required; graphs"),
-        ("version = 2\nversions = {}\ngraphs = []\n", "is malformed: version: Input should be 1"),
+        ("", "is malformed: option 'version' is missing; option 'versions' is missing; opt"),
+        ("version = 2\nversions = {}\ngraphs = []\n", "malformed: option 'version' is 2: Input"),
         (
             "version = 1\nversions = {}\n[[graphs]]\nengin = 'eager'\n",
-            "unknown key 'graphs.0.engin'; did you mean 'engine'?",
+            "unknown option 'graphs[0].engin'; did you mean 'engine'? (accepted: model, position,",
         ),
-        ("version = 1\nversions = {}\ngraphs = []\ngraph = 1\n", "unknown key 'graph'; did you"),
+        (
+            "version = 1\nversions = {}\ngraphs = []\ngraph = 1\n",
+            "unknown option 'graph'; did you mean",
+        ),
     ],
 )
 def test_missing_or_malformed_lock_is_an_error_that_names_it(text: str | None, said: str) -> None:
@@ -656,14 +672,24 @@ def test_graph_is_the_same_however_refusals_are_answered() -> None:
         raise RuntimeError("mine")
 
     broken = {"passes": [raises], "on_pass_error": "raise"}
-    with watching() as witness:
+    with observing() as observed:
         for how in ({}, {"strict": True}, {"on_exhausted": "raise"}):
             torch.compiler.reset()
             compiled(cosine, "eager", **how)(torch.ones(4))
         with pytest.raises(BackendCompilerFailed, match="mine"):
             compiled(torch.sin, "eager", **broken)(torch.ones(4))
     assert len({each.graph_key for each in composer.reports()}) == 3
-    assert [each.graph.title for each in witness.served()] == [f"graph 0 of {__name__}.cosine"]
+    assert [each.chosen.title for each in observed.served()] == [f"graph 0 of {__name__}.cosine"]
+
+
+def test_check_of_a_lock_that_names_eager_for_a_chain_without_it() -> None:
+    """Eager is added to the chain while the program runs, and serves as the file says."""
+    Path("composer.toml").write_text(TABLE)
+    program()
+    lock()
+    edit(lambda table: table["graphs"][0].update(engine="eager"))
+    assert differences() == []
+    assert last().chosen == "eager"
 
 
 def test_search_for_a_culprit_asks_no_lock() -> None:
@@ -676,9 +702,9 @@ def describes(**how: Any) -> tuple[str, dict[str, str], tuple[str, ...]]:
     """Key, parts and inputs of one compile."""
     fn, x = how.pop("fn", cosine), how.pop("x", torch.ones(4))
     torch.compiler.reset()
-    with watching() as witness:
+    with observing() as observed:
         compiled(fn, "eager", **how)(x)
-    graph = witness.served()[-1].graph
+    graph = observed.served()[-1].chosen
     return graph.key, graph.parts, graph.inputs
 
 
@@ -770,9 +796,11 @@ def test_a_fact_bars_the_locked_engine_and_brings_no_other(
     usual = Knowledge.recall
     kind, fact = FACTS[reason]
 
-    def recall(self: Knowledge, asked: Any, fingerprint: Fingerprint, settings: Any) -> Any:
+    def recall(
+        self: Knowledge, asked: Any, fingerprint: Fingerprint, settings: Any, **only: Any
+    ) -> Any:
         is_it = asked is kind and fingerprint.candidates[0].name == "onnxrt"
-        return Known(fact) if is_it else usual(self, asked, fingerprint, settings)
+        return Known(fact) if is_it else usual(self, asked, fingerprint, settings, **only)
 
     monkeypatch.setattr(Knowledge, "recall", recall)
     compiled(cosine, locked=True, **options)(torch.ones(4))

@@ -19,6 +19,7 @@ from common import compiled, in_child, last
 
 import composer
 from composer import session
+from composer.chain import eager_fallback
 from composer.knowledge.verdict import Verdict
 from composer.lowering.weights import by_address
 from composer.testing import FakeBackend, expect, settle
@@ -486,6 +487,25 @@ def test_program_draws_as_if_it_were_alone_while_the_floor_is_compiled() -> None
 
     f = beside(torch.cos, FakeBackend(name="only"), passes=[at("joint", Waits)], seconds=1.0)
     draw_meanwhile(f, started, drawn)
+
+
+def test_floor_is_compiled_as_beside_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nothing is restored that the program may have changed meanwhile."""
+    from rewrites import Scale, at
+
+    seen = []
+    usual = eager_fallback.make_fallback
+
+    def noting(request: Any, shared: Any) -> Any:
+        seen.append(request.alongside)
+        return usual(request, shared)
+
+    monkeypatch.setattr(eager_fallback, "make_fallback", noting)
+    f = beside(torch.cos, FakeBackend(name="only"), passes=[at("joint", Scale)], seconds=1.0)
+    for _ in range(2):
+        f(torch.ones(3))
+    settle(WAIT)
+    assert seen == [True]
 
 
 def test_program_may_write_to_weights_meanwhile() -> None:

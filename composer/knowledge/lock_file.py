@@ -1,4 +1,8 @@
-"""The file ``composer.lock``: TOML, the same bytes for the same graphs, to be kept in git."""
+"""The file ``composer.lock``: facts on who serves which graph (:class:`Chosen`), exported to TOML.
+
+It has the same bytes for the same graphs, and is to be kept in git. Where the policy has
+``locked``, :meth:`composer.knowledge.facts.Knowledge.recall` looks at its facts only.
+"""
 
 from __future__ import annotations
 
@@ -8,81 +12,19 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from composer.errors import LockError
+from composer.knowledge.chosen import Chosen
 from composer.policy import FormatVersion
+from composer.policy.wording import in_words
 from composer.records import printable
-from composer.registry import did_you_mean
 
 LOCK_FILE = "composer.lock"
 
 _OURS = "composer lock"
 """Text in the first line of every lock. PHP's Composer has a file of the same name."""
-
-
-class LockedPass(BaseModel):
-    """A shared pass: its name, its parameters, and the digest of its source and parameters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    fingerprint: str = ""
-
-
-class LockedGraph(BaseModel):
-    """A graph and the engine that serves it.
-
-    Attributes:
-        model: Class or function, or the name that the policy gives it.
-        position: How many other graphs of that model were compiled before it.
-        engine: The engine, as the chain spells it; ``eager`` for the eager fallback.
-        key: The ``graph_key`` of its report.
-        device: The most common device.
-        dtype: The most common floating dtype.
-        training: True if it was compiled for training.
-        dynamic: True if some size is a symbol.
-        nodes: The number of operations.
-        inputs: The inputs except weights, each as text.
-        passes: The shared passes, in order.
-        options: The engine's options, as the chain gave them.
-        precision: The precision of the engine; empty if it is the graph's own.
-        policy: The fields of the policy that affect how the graph is compiled and are not the
-            default.
-        parts: The parts of the graph's key, each as text or digest. Graphs with equal parts are the
-            same graph.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: str
-    position: StrictInt = Field(ge=0)
-    engine: str
-    key: str
-    device: str
-    dtype: str
-    training: StrictBool
-    dynamic: StrictBool
-    nodes: StrictInt
-    inputs: tuple[str, ...]
-    passes: tuple[LockedPass, ...] = ()
-    options: dict[str, Any] = Field(default_factory=dict)
-    precision: Literal["", "bf16"] = ""
-    policy: dict[str, Any] = Field(default_factory=dict)
-    parts: dict[str, str]
-
-    @property
-    def server(self) -> tuple[str, dict[str, Any], str]:
-        """The engine, its options and its precision."""
-        return self.engine, self.options, self.precision
-
-    @property
-    def title(self) -> str:
-        """``"graph 0 of my_package.Net"``."""
-        return f"graph {self.position} of {self.model}"
 
 
 class Lock(BaseModel):
@@ -99,19 +41,15 @@ class Lock(BaseModel):
 
     version: FormatVersion
     versions: dict[str, str]
-    graphs: tuple[LockedGraph, ...]
+    graphs: tuple[Chosen, ...]
 
-    def entry(self, graph: LockedGraph) -> LockedGraph | None:
-        """Return the entry with the same parts as this graph; ``None`` if there is none."""
-        return next((each for each in self.graphs if each.parts == graph.parts), None)
-
-    def nearest(self, graph: LockedGraph) -> LockedGraph | None:
+    def nearest(self, graph: Chosen) -> Chosen | None:
         """Return the entry of the same model and position, else the most similar of the model."""
         own = [each for each in self.graphs if each.model == graph.model]
         return max(own, key=lambda each: _likeness(each, graph), default=None)
 
 
-def _likeness(one: LockedGraph, other: LockedGraph) -> tuple[bool, int]:
+def _likeness(one: Chosen, other: Chosen) -> tuple[bool, int]:
     alike = one.parts.items() & other.parts.items()
     return one.position == other.position, len(alike)
 
@@ -140,7 +78,7 @@ def _parsed(path: Path, modified: int, size: int) -> Lock:
     try:
         lock = Lock.model_validate(table)
     except ValidationError as error:
-        mistakes = [_mistake(each) for each in error.errors()]
+        mistakes = [in_words(each, Lock) for each in error.errors()]
         raise LockError(path, "is malformed", mistakes) from None
     if ambiguous := list(_ambiguous(lock)):
         raise LockError(path, "is malformed", ambiguous)
@@ -149,8 +87,8 @@ def _parsed(path: Path, modified: int, size: int) -> Lock:
 
 def _ambiguous(lock: Lock) -> Iterator[str]:
     """Yield what makes a lock ambiguous, such as two entries of a graph after a merge in git."""
-    by_title: dict[str, LockedGraph] = {}
-    by_parts: dict[frozenset[tuple[str, str]], LockedGraph] = {}
+    by_title: dict[str, Chosen] = {}
+    by_parts: dict[frozenset[tuple[str, str]], Chosen] = {}
     for graph in lock.graphs:
         if not graph.engine:
             yield f"{graph.title} has no engine"
@@ -161,18 +99,6 @@ def _ambiguous(lock: Lock) -> Iterator[str]:
             yield f"{graph.title} stands there twice (served by {engines})"
         elif twin is not graph:
             yield f"{graph.title} is the same as {twin.title}"
-
-
-def _mistake(error: Any) -> str:
-    where = ".".join(map(str, error["loc"]))
-    if error["type"] != "extra_forbidden":
-        message: str = error["msg"].removeprefix("Value error, ")
-        return f"{where}: {message}" if where else message
-    *parents, key = error["loc"]
-    table: type[BaseModel] = Lock
-    if "graphs" in parents:
-        table = LockedPass if "passes" in parents else LockedGraph
-    return f"unknown key {where!r}{did_you_mean(str(key), table.model_fields)}"
 
 
 def is_foreign(path: Path) -> bool:
