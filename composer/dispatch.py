@@ -36,6 +36,7 @@ from composer.backends import installed_for
 from composer.chain import lock, minifier, ranks, select, verify, walk
 from composer.chain.candidates import ChainEntry, finders_for
 from composer.chain.eager_fallback import EagerFallback
+from composer.errors import first_line
 from composer.graphs import capture, clones, keys
 from composer.policy import Facts
 from composer.policy.resolution import Resolved, resolve
@@ -208,6 +209,7 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     )
     report = _report(case, outcome, "" if objection else outcome.chosen, seconds)
     here.keep(report)
+    here.late_compiles.follow(report)
     here.note_captured(case.request.names[0])
     if policy.select.by == "first" and not case.resolved.names_chain:
         here.note_installed(installed_for(case.request))
@@ -218,11 +220,13 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
         raise objection
     notices.warn_of_fallbacks(report, asked_by_name=case.resolved.names_chain)
     notices.warn_of_passes(report)
+    notices.warn_of_late_compile(report)
     return report
 
 
 def _report(case: _Case, outcome: Outcome, chosen: str, seconds: float) -> CompileReport:
     request = case.request
+    waited, reason = _torch.dynamo.under_way()
     return CompileReport(
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         number=request.number,
@@ -240,4 +244,7 @@ def _report(case: _Case, outcome: Outcome, chosen: str, seconds: float) -> Compi
         attempts=outcome.attempts,
         chosen=chosen,
         seconds=seconds,
+        waited=waited,
+        recompiled=first_line(reason),
+        late=session.current().late_compiles.judge(request.graph_id, request.model),
     )

@@ -22,6 +22,7 @@
         ├── FallbackWarning                a candidate or a pass was not accepted
         ├── CacheWarning                   files of the disk cache cannot be read or written
         ├── WeightsWarning                 weights changed and their version counters did not
+        ├── LateCompileWarning             a graph was compiled when its function had settled
         └── TelemetryWarning               a sink failed, which does not affect the compile
 
 ``OptionError``, ``UnknownNameError`` and ``LockError`` are the user's own mistakes. They are raised
@@ -244,6 +245,10 @@ class CacheWarning(UserWarning):
 
 class WeightsWarning(UserWarning):
     """Weights were changed and their version counters were not. Given once, never an error."""
+
+
+class LateCompileWarning(UserWarning):
+    """A graph was compiled when its function had settled, and a call waited for it."""
 
 
 class TelemetryWarning(UserWarning):

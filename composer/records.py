@@ -354,6 +354,22 @@ class Runtime:
         return no_info_after_validator_function(cls, handler(Counters))
 
 
+@dataclass(frozen=True, slots=True)
+class LateCompile:
+    """A compile that came when its function had settled."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
+
+    calls: int
+    """Calls of the function's graphs since the last of them was compiled."""
+    seconds: float
+    """Seconds since then."""
+
+    def __str__(self) -> str:
+        """A text such as ``"after 1,204 calls and 83 s without a new graph"``."""
+        return f"after {self.calls:,} calls and {self.seconds:,.0f} s without a new graph"
+
+
 class End(NamedTuple):
     """An attempt, and its error; ``None`` if it was accepted, or was only slower."""
 
@@ -432,6 +448,13 @@ class CompileReport:
     asked for an error instead."""
     seconds: float
     """The whole time that composer took to compile, in seconds."""
+    waited: float | None = None
+    """The time that the call waited, in seconds: from the start of Dynamo's capture to the end of
+    composer's compile; null if torch does not tell."""
+    recompiled: str = ""
+    """Dynamo's reason, if it compiled the same code before; empty if not, or if it gives none."""
+    late: LateCompile | None = None
+    """How late the compile came, if its function had settled; else null."""
     runtime: Runtime = field(default_factory=Runtime, compare=False)
     """The counters since the compile. They are live in the process; a written record has their
     values at that time."""

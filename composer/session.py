@@ -23,6 +23,7 @@ from composer.policy.switches import is_disabled
 from composer.records import CompileReport, WithoutGraph
 from composer.system import forks, warned
 from composer.system.background import Worker
+from composer.telemetry.late_compiles import LateCompiles
 from composer.telemetry.progress import Progress
 from composer.telemetry.report import Report
 from composer.telemetry.sinks import Sinks
@@ -45,6 +46,7 @@ class Session:
         captured: Names of the modules and functions that have a graph.
         noted: The number of compiles that gave no graph.
         installed: Engines that could serve a graph for which nobody wrote a chain.
+        late_compiles: The functions that may have settled.
         knowledge: What is known about candidates for graphs.
         background: The thread that builds and measures engines beside the program.
         copies: The weights that engines read in bfloat16.
@@ -70,6 +72,7 @@ class Session:
     def _begin(self) -> None:
         """Remember nothing of any compile."""
         self.progress = Progress()
+        self.late_compiles = LateCompiles()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
         self._without_graph: deque[WithoutGraph] = deque(maxlen=KEPT_REPORTS)
         self.captured: set[str] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 import traceback
 import types
 from collections.abc import Callable, Mapping
@@ -88,6 +89,36 @@ def compile_id() -> str | None:
 
     current = CompileContext.current_compile_id()
     return None if current is None else str(current)
+
+
+class UnderWay(NamedTuple):
+    """What Dynamo says of the compile that it runs now.
+
+    Attributes:
+        seconds: The time since it began, Dynamo's capture included; ``None`` if torch tells none.
+        reason: Why the code is compiled again; empty if it is not, or torch gives no reason.
+    """
+
+    seconds: float | None = None
+    reason: str = ""
+
+
+@optional(
+    "Dynamo's reason for a recompile, and how long a call waited",
+    "torch._dynamo.utils:get_metrics_context",
+    without=UnderWay,
+)
+def under_way() -> UnderWay:
+    """The compile that Dynamo runs now in this thread; without values if there is none."""
+    from torch._dynamo.utils import get_metrics_context
+
+    context = get_metrics_context()
+    if not context.in_progress():
+        return UnderWay()
+    reason = getattr(context, "_metrics", {}).get("recompile_reason")
+    started = getattr(context, "_start_time_ns", None)
+    seconds = None if started is None else max(0, time.time_ns() - started) / 1e9
+    return UnderWay(seconds, str(reason or ""))
 
 
 @optional(

@@ -65,6 +65,10 @@ class Backend(ABC):
     the child made. The request's limits tell it to. ``isolate`` is then on by default. If
     ``False``, a sandbox builds the whole candidate and runs it once before the build here."""
 
+    comes_with_torch: bool = False
+    """True if the engine is torch's own. Any other engine may bring native code, which may end the
+    process. So a sandbox tries it first where composer chooses the engine by measurement."""
+
     chooses_precision: ClassVar[bool] = False
     """True if the build itself applies the precision in the request's terms. If the graph has marks
     (:mod:`composer.graphs.low_precision`), the build computes the rest in float32. If ``False``,

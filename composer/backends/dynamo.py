@@ -35,6 +35,7 @@ class CallableBackend(Backend):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        self.comes_with_torch = _is_torchs(function)
 
     def identity(self) -> str | None:
         """A digest of the function's source and of the variables it closes over.
@@ -78,6 +79,8 @@ class NamedBackend(Backend):
     ) -> None:
         self.name = name
         self._lookup = lookup
+        own = _is_torchs(_torch.dynamo.registered_backend(name))
+        self.comes_with_torch = own and name not in _PACKAGES
 
     def probe(self, request: GraphRequest) -> None:
         """Refuse if no installed package registers the name, or a package it needs is missing."""
@@ -143,7 +146,12 @@ def _takes_options(function: Callable[..., Any]) -> bool:
         return True
     if any(parameter.name == "options" for parameter in parameters):
         return True
-    implementation = inspect.unwrap(getattr(function, "func", function))
-    if str(getattr(implementation, "__module__", "")).startswith("torch."):
+    if _is_torchs(function):
         return False
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _is_torchs(function: Any) -> bool:
+    """Return True if a backend's code is a part of torch."""
+    implementation: Any = inspect.unwrap(getattr(function, "func", function))
+    return str(getattr(implementation, "__module__", "")).startswith("torch.")

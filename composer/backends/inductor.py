@@ -28,6 +28,7 @@ class InductorBackend(Backend):
     reads_example_inputs = False
     runs_shared_passes = True
     writes_as_the_graph = True
+    comes_with_torch = True
     packages = ("triton",)
 
     def check_options(self, options: Mapping[str, Any]) -> None:

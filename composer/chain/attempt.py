@@ -57,6 +57,7 @@ class _UnderWay:
         precision: The precision that the policy asks for; ``None`` if it asks for none, or if it is
             not known yet.
         in_fp32: In bf16, how many of the first products stay in float32.
+        trial_seconds: The seconds in sandboxes where nobody asked for isolation.
     """
 
     request: GraphRequest
@@ -68,6 +69,7 @@ class _UnderWay:
     among_ranks: bool = False
     precision: Precision | None = None
     in_fp32: int = 0
+    trial_seconds: float = 0.0
 
 
 def try_candidate(
@@ -131,7 +133,13 @@ def try_candidate(
         if trouble := entry.learn(fingerprint, failed, error):
             failed = dataclasses.replace(failed, engine=failed.engine | {"failures": trouble})
         return Tried(failed, None, without_frames(error, handled), is_fallback=is_fallback)
-    return Tried(accepted, compiled, is_fallback=is_fallback, bounds=bounds)
+    return Tried(
+        accepted,
+        compiled,
+        is_fallback=is_fallback,
+        bounds=bounds,
+        trial_seconds=under_way.trial_seconds,
+    )
 
 
 _OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
@@ -239,8 +247,12 @@ def _build_within_limits(
         artefacts=Artefacts(entry.cache.artefacts, under_way.made),
         facts=under_way.facts,
     )
-    if entry.limits.isolate and not (entry.is_fallback or entry.backend.isolates_itself):
-        sandbox.build_in_child(request, entry.candidate, entry.min_coverage, terms)
+    apart = request, entry.candidate, entry.min_coverage, terms
+    if entry.trial:
+        under_way.trial_seconds += sandbox.try_in_child(*apart)
+    elif entry.limits.isolate and not (entry.is_fallback or entry.backend.isolates_itself):
+        sandbox.build_in_child(*apart)
+    if entry.trial or entry.limits.isolate:
         terms = dataclasses.replace(terms, clock=Clock())
     try:
         run = _build(request, entry, terms)

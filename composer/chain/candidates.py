@@ -42,6 +42,8 @@ class ChainEntry:
         barred: Why it must not be tried; empty if it may be.
         precision: The precision of the candidate; ``None`` if the policy asks for none.
         tentative: True if it serves only if its numbers hold. The same candidate in fp32 is next.
+        trial: True if a sandbox builds it first where composer chooses by measurement. The policy
+            does not ask for that, so it only counts there if the engine ends the sandbox or hangs.
         bounds_in_bf16: ``bounds`` for a graph that was rewritten to bfloat16. A graph without a
             product of float32 is not rewritten, and has ``bounds`` even in bf16.
     """
@@ -57,6 +59,7 @@ class ChainEntry:
     barred: str = ""
     precision: Precision | None = None
     tentative: bool = False
+    trial: bool = False
     bounds_in_bf16: LowPrecisionBounds | None = None
 
     @property
@@ -147,6 +150,7 @@ def _entries(candidate: Candidate, policy: Policy, cache: Cache) -> Iterator[Cha
         cache=cache,
         terms=policy.terms(candidate),
         freeze=policy.freeze,
+        trial=_is_tried_apart(candidate, policy, backend),
     )
     return _in_each_precision(entry, policy)
 
@@ -182,6 +186,17 @@ def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> subproces
         _own_or(policy.timeout, candidate.timeout),
         _own_or(policy.memory_limit, candidate.memory_limit),
     )
+
+
+def _is_tried_apart(candidate: Candidate, policy: Policy, backend: Backend) -> bool:
+    """Return True if a sandbox builds the candidate first, although nobody wrote ``isolate``.
+
+    Torch's own engines are left out, because Inductor takes most of the time of a first call.
+    """
+    if candidate.isolate is not None or "isolate" in policy.model_fields_set:
+        return False
+    in_this_process = backend.comes_with_torch or backend.may_return_original
+    return policy.select.by == "fastest" and not (in_this_process or backend.isolates_itself)
 
 
 def _own_or(usual: T, own: T | None) -> T:

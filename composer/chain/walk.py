@@ -87,6 +87,10 @@ def walk(
     ends: dict[int, choice.Tried] = {}
     for place in _in_order(entries, verdict):
         entry = entries[place]
+        # A sandbox tries only what has not run here yet. A verdict is a fact that its winner has
+        # run on this machine. After the compile, candidates are those of an earlier choice.
+        if benchmark is None or verdict is not None or at_run_time:
+            entry = dataclasses.replace(entry, trial=False)
         passes = LatePasses(eager.shared, entry.candidate.name)
         with session.current().progress.step(request, entry.candidate.name):
             tried = try_candidate(

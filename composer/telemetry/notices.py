@@ -2,7 +2,8 @@
 
 composer gives a ``FallbackWarning`` and a ``WARNING`` log line for a candidate that was not
 accepted, and for a pass that was rolled back. It does so the first time for each backend and
-reason. It also warns of misspelt environment variables, since they have no effect.
+reason. It also warns of misspelt environment variables, since they have no effect, and of each
+compile that came late (:mod:`composer.telemetry.late_compiles`).
 
 There is no warning for:
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 import logging
 import os
 
-from composer.errors import FallbackWarning
+from composer.errors import FallbackWarning, LateCompileWarning
 from composer.records import EAGER, Attempt, CompileReport, Reason, Status
 from composer.registry import nearest
 from composer.system import distribution
@@ -76,6 +77,16 @@ def warn_of_passes(report: CompileReport) -> None:
         if each.error:
             text = f"{each.error}; graph {report.label} runs without it"
             _warn(text, about=f"{each.name} {each.error}")
+
+
+def warn_of_late_compile(report: CompileReport) -> None:
+    """Warn of a compile that came when its function had settled."""
+    if report.late is None:
+        return
+    waited = "" if report.waited is None else f"; a call waited {report.waited:.2f} s for it"
+    reason = f"; Dynamo's reason: {report.recompiled}" if report.recompiled else ""
+    text = f"graph {report.label} of {report.model} was compiled {report.late}{waited}{reason}"
+    warn_once(LateCompileWarning(text), may_raise=True)
 
 
 def warn_of_environment() -> None:

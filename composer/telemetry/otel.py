@@ -71,6 +71,9 @@ class OpenTelemetrySink(Sink):
             "Time that composer took to compile a graph.",
             explicit_bucket_boundaries_advisory=COMPILE_SECONDS,
         )
+        self._late = meter.create_counter(
+            "composer.compile.late", "{compile}", "Compiles of functions that had settled."
+        )
         _observe(meter, self._totals.read)
 
     def follow(self, report: CompileReport) -> None:
@@ -90,6 +93,8 @@ class OpenTelemetrySink(Sink):
             span = self._compile(record)
             chosen = {"composer.chosen": record["chosen"]}
             self._duration.record(record["seconds"], chosen, trace.set_span_in_context(span))
+            if record["late"]:
+                self._late.add(1, chosen, trace.set_span_in_context(span))
 
     def close(self) -> None:
         """Freeze the metrics; the SDK exports them at the end of the process."""

@@ -59,6 +59,8 @@ class PrometheusSink(Sink):
             self._series.attempts.labels(*labels).inc()
         if news.first:
             self._series.compiles.labels(record["chosen"]).observe(record["seconds"])
+            if record["late"]:
+                self._series.late.labels(record["chosen"]).inc()
 
     def close(self) -> None:
         """Remove the series from the registry. A second call does nothing."""
@@ -92,16 +94,25 @@ class _Series:
             registry=None,
         )
 
+        self.late: Counter = Counter(
+            "composer_late_compiles",
+            "Compiles of functions that had settled, by who serves the graph.",
+            ("chosen",),
+            registry=None,
+        )
+
     def describe(self) -> Iterator[Metric]:
         """Yield the series without values; their names must be free in the registry."""
         yield from self.attempts.describe()
         yield from self.compiles.describe()
+        yield from self.late.describe()
         yield from _runtime({})
 
     def collect(self) -> Iterator[Metric]:
         """Yield all series with their values at a scrape."""
         yield from self.attempts.collect()
         yield from self.compiles.collect()
+        yield from self.late.collect()
         yield from _runtime(self.totals.read())
 
 

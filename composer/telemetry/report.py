@@ -84,7 +84,15 @@ class Report:
         chosen = Counter(graph.chosen or "nobody" for graph in self.graphs)
         engines = ", ".join(f"{printable(name)} {count}" for name, count in chosen.most_common())
         time = f"{sum(graph.seconds for graph in self.graphs):.2f} s"
-        return f"composer: {counted(len(self.graphs), 'graph')} in {time}, served by: {engines}"
+        graphs = counted(len(self.graphs), "graph")
+        return f"composer: {graphs} in {time}, served by: {engines}{self._waits()}"
+
+    def _waits(self) -> str:
+        """Return a text such as ``"; calls waited 2 times, 1.34 s in all"``; empty if unknown."""
+        waits = [graph.waited for graph in self.graphs if graph.waited is not None]
+        if not waits:
+            return ""
+        return f"; calls waited {counted(len(waits), 'time')}, {sum(waits):.2f} s in all"
 
     def _details(self, graph: CompileReport) -> Iterable[str]:
         """Return lines to add below the tables of a graph."""
@@ -139,7 +147,14 @@ def _title(graph: CompileReport) -> str:
     if graph.chosen:
         result = f"runs on {printable(graph.chosen)}, {_calls(graph.runtime.read())}"
     name = printable(f"graph {graph.label}  {graph.model}")
-    return f"{name}  ({', '.join(traits)})\n  {result}"
+    late = ""
+    if graph.late:
+        late = f"\n  compiled late, {graph.late}{printable(_because(graph.recompiled))}"
+    return f"{name}  ({', '.join(traits)})\n  {result}{late}"
+
+
+def _because(reason: str) -> str:
+    return f"; Dynamo's reason: {reason}" if reason else ""
 
 
 def _calls(counters: Counters) -> str:

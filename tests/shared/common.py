@@ -65,9 +65,14 @@ def _release(version: str) -> list[int]:
 
 
 def compiled(function: Any, *chain: Any, dynamic: bool | None = None, **options: Any) -> Any:
-    """``torch.compile`` through composer with this chain, or the default one if none is given."""
+    """``torch.compile`` through composer with this chain, or the default one if none is given.
+
+    A choice by measurement starts no sandboxes; tests/chain/sandbox has the tests of those.
+    """
     if chain:
         options["chain"] = list(chain)
+    if "select" in options:
+        options.setdefault("isolate", False)
     return torch.compile(function, backend="composer", options=options or None, dynamic=dynamic)
 
 

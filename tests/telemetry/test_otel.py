@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -190,6 +191,18 @@ def test_metrics_count_attempts_and_time_compiles(collected: Collected) -> None:
     assert point.exemplars[0].trace_id in {
         span.context.trace_id for span in collected.spans("composer.compile")
     }
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.LateCompileWarning")
+def test_late_compiles_are_counted(collected: Collected) -> None:
+    """By who serves the graph; the first compile is none."""
+    alarm = session.current().late_compiles
+    f = compiled(torch.sin, honest, dynamic=False)
+    for _ in range(100):
+        f(torch.ones(2))
+    alarm.clock = lambda: time.monotonic() + 100.0
+    f(torch.ones(3))
+    assert collected.values("composer.compile.late") == {("honest",): 1}
 
 
 def test_metrics_read_the_live_calls(collected: Collected) -> None:

@@ -9,12 +9,13 @@ engines start child processes by the same package.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
 from composer.backends.base import BuildTerms
 from composer.chain.sandbox import parcel
-from composer.errors import SandboxRefusal, refuse
+from composer.errors import Refusal, SandboxRefusal, refuse, text_of
 from composer.graphs import collectives
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate
@@ -38,10 +39,18 @@ def build_in_child(
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``, ``declined`` with
             ``not_isolatable``; or the refusal of the attempt in the sandbox.
     """
+    started = time.perf_counter()
+    _build_apart(request, candidate, min_coverage, terms)
+    terms.facts.extra["isolated"] = {"seconds": round(time.perf_counter() - started, 3)}
+
+
+def _build_apart(
+    request: GraphRequest, candidate: Candidate, min_coverage: float, terms: BuildTerms
+) -> None:
+    """Do what :func:`build_in_child` does, without a note in the facts of the attempt."""
     if collectives.meets_other_ranks(request.gm):
         message = "the graph has collectives, and a child process is no rank"
         refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, message)
-    started = time.perf_counter()
     shared = terms.late.shared if terms.late else SharedPasses()
     contents = {
         f"the backend {candidate.name!r}": candidate.backend,
@@ -61,7 +70,48 @@ def build_in_child(
             "composer.chain.sandbox.isolated:attempt", parcel.pack(contents), terms.limits
         )
     )
-    terms.facts.extra["isolated"] = {"seconds": round(time.perf_counter() - started, 3)}
+
+
+def try_in_child(
+    request: GraphRequest, candidate: Candidate, min_coverage: float, terms: BuildTerms
+) -> float:
+    """Build the candidate in a sandbox, to learn if it would end this process or hang in it.
+
+    Nobody asked for isolation here. So no other outcome counts: the build in this process follows,
+    as without a sandbox, and has its own outcome. ``memory_limit`` is not applied.
+
+    Args:
+        request: As for :func:`build_in_child`.
+        candidate: As for :func:`build_in_child`.
+        min_coverage: As for :func:`build_in_child`.
+        terms: As for :func:`build_in_child`.
+
+    Returns:
+        The seconds that it took.
+
+    Raises:
+        Refusal: ``crashed`` or ``timed_out``.
+    """
+    started = time.perf_counter()
+    limits = dataclasses.replace(terms.limits, memory=None)
+    why_not = ""
+    try:
+        _build_apart(request, candidate, min_coverage, dataclasses.replace(terms, limits=limits))
+    except (Refusal, OSError) as error:  # OSError: there is no process left for a sandbox
+        if _is_engines_end(error):
+            raise
+        why_not = text_of(error)
+    seconds = time.perf_counter() - started
+    told: dict[str, Any] = {"seconds": round(seconds, 3)}
+    terms.facts.extra["tried_apart"] = told | ({"why_not": why_not} if why_not else {})
+    return seconds
+
+
+def _is_engines_end(error: Exception) -> bool:
+    """Return True if the engine itself ended the sandbox, or did not come to an end in it."""
+    if not isinstance(error, SandboxRefusal) or error.by_others:
+        return False
+    return error.status in (Status.CRASHED, Status.TIMED_OUT)
 
 
 def _judge(attempt: dict[str, Any]) -> None:
