@@ -85,14 +85,14 @@ class Report:
         engines = ", ".join(f"{printable(name)} {count}" for name, count in chosen.most_common())
         time = f"{sum(graph.seconds for graph in self.graphs):.2f} s"
         graphs = counted(len(self.graphs), "graph")
-        return f"composer: {graphs} in {time}, served by: {engines}{self._waits()}"
+        return f"composer: {graphs} in {time}{self._waits()}, served by: {engines}"
 
     def _waits(self) -> str:
-        """Return a text such as ``"; calls waited 2 times, 1.34 s in all"``; empty if unknown."""
+        """Return a text such as ``" (calls waited 2 times, 1.34 s in all)"``; empty if unknown."""
         waits = [graph.waited for graph in self.graphs if graph.waited is not None]
         if not waits:
             return ""
-        return f"; calls waited {counted(len(waits), 'time')}, {sum(waits):.2f} s in all"
+        return f" (calls waited {counted(len(waits), 'time')}, {sum(waits):.2f} s in all)"
 
     def _details(self, graph: CompileReport) -> Iterable[str]:
         """Return lines to add below the tables of a graph."""

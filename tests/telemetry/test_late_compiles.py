@@ -191,7 +191,9 @@ def test_record_says_how_long_the_call_waited() -> None:
     settled(triple, 1)
     waits = [report.waited for report in composer.reports()]
     assert all(report.waited > report.seconds for report in composer.reports())
-    assert f"; calls waited 2 times, {sum(waits):.2f} s in all" in str(composer.report())
+    assert f" (calls waited 2 times, {sum(waits):.2f} s in all), served by: honest 2" in str(
+        composer.report()
+    )
 
 
 def test_compile_without_dynamo_is_never_late(clock: Clock) -> None:
