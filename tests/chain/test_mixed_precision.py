@@ -375,16 +375,16 @@ def test_graph_is_traced_once_for_all_parts(monkeypatch: pytest.MonkeyPatch) -> 
 def test_openvino_computes_each_part_in_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """It chooses its precision itself: two models, the first in single precision."""
     pytest.importorskip("openvino", reason="the engine itself")
-    from composer.backends import openvino
+    from composer.backends.openvino import compiled as compiling
 
     asked: list[str] = []
-    engine = openvino.OpenVinoEngine
+    precision_of = compiling.precision_of
 
-    def spied(model: Any, region: Any, settings: Any, precision: str) -> Any:
-        asked.append(precision)
-        return engine(model, region, settings, precision)
+    def spied(model: Any, build: Any) -> str:
+        asked.append(precision_of(model, build))
+        return asked[-1]
 
-    monkeypatch.setattr(openvino, "OpenVinoEngine", spied)
+    monkeypatch.setattr(compiling, "precision_of", spied)
     module, x = Early().eval(), torch.randn(4, 16)
     got = compiled(module, "openvino", precision="auto")(x)
     assert last().chosen == "openvino"

@@ -19,7 +19,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 import composer
 from composer import _torch
-from composer.backends.onnxrt import engine
+from composer.lowering.loaded import BoundRegion
 from composer.testing import FakeBackend, expect
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -210,7 +210,7 @@ def test_backward_of_onnxrt_is_answered_for(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("no such kernel")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.OnnxRuntimeEngine, "__call__", breaks)
+        patch.setattr(BoundRegion, "__call__", breaks)
         loss.backward()
     twin(x).square().sum().backward()
     for mine, theirs in zip(module.parameters(), twin.parameters(), strict=True):
