@@ -31,7 +31,7 @@ COMMANDS = {
     ),
     "doctor": (
         "doctor:doctor",
-        "Try each engine on small graphs, and say which work here and what the others lack.",
+        "Try each engine on two small graphs, and say which it serves and what the others lack.",
     ),
     "bench": (
         "bench:bench",

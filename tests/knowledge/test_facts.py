@@ -280,6 +280,6 @@ def test_nothing_else_makes_a_key() -> None:
     assert users == {
         "system/disk.py",
         "knowledge/fingerprint.py",
-        "backends/tensorrt/engine.py",
+        "backends/tensorrt/regions.py",
         "backends/tensorrt/plan.py",
     }
