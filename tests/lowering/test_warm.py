@@ -152,14 +152,18 @@ class Places(nn.Module):
 
 
 @torch.no_grad()
-def test_a_graph_is_not_kept_whose_partition_depends_on_the_values_of_a_weight() -> None:
+def test_a_kept_graph_is_taken_only_for_weights_that_are_positions_within_their_table() -> None:
     """OpenVINO takes a lookup at known positions only if they are from 0 up."""
     pytest.importorskip("openvino")
-    table = torch.randn(5, 3)
-    for places in ([0, 1, 2], [0, 1, -1]):
+    table, coverage = torch.randn(5, 3), []
+    for places in ([0, 1, 2], [0, 3, 2], [0, 1, -1]):
         model = Places(places)
         torch.testing.assert_close(warm(model, "openvino")(table), model(table))
         assert last().chosen == "openvino"
+        coverage.append(last().attempts[0].coverage)
+        if places == [0, 3, 2]:
+            assert recorded() == "graph reused"
+    assert coverage == [1.0, 1.0, 0.5]
 
 
 def doubled(x: Tensor) -> Tensor:

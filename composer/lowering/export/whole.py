@@ -52,8 +52,13 @@ class Whole:
         weights, witnesses = bindable(inputs, owners, frozenset(), dict(facts["statistics"]))
         region = Region(_placeholders(inputs), weights, witnesses, {})
         model = replace(model, source=Source.of(region.gm))
+        tables: dict[int, int] = dict(facts["tables"])
+        for i in weights.keys() & tables.keys():
+            # An engine may take a lookup only for positions from 0 up; the key has no values.
+            if not bool(((weights[i] >= 0) & (weights[i] < tables[i])).all()):
+                return None
         parts = Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ())
-        return parts, OnnxRegion.of(model, region, dict(facts["tables"]))
+        return parts, OnnxRegion.of(model, region, tables)
 
     def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxRegion]) -> None:
         """Keep the graph's model, if a call of the graph is one call of an engine.
@@ -80,8 +85,6 @@ class Whole:
             return False
         if parts.regions[WHOLE].constants or not models[0].graph.key:
             return False
-        if not set(models[0].weights).isdisjoint(models[0].tables):
-            return False  # the engine may have looked at these positions, and the key has no values
         outputs = models[0].graph.outputs
         if any(output.dtype is None or output.shape is None for output in outputs):
             return False
