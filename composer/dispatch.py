@@ -36,13 +36,14 @@ from composer.backends import installed_for
 from composer.chain import lock, minifier, ranks, select, verify, walk
 from composer.chain.candidates import ChainEntry, finders_for
 from composer.chain.eager_fallback import EagerFallback
+from composer.chain.select import choice
 from composer.errors import first_line
 from composer.graphs import capture, clones, keys
 from composer.policy import Facts
 from composer.policy.resolution import Resolved, resolve
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
 from composer.runtime import background, backward, calls, saved
-from composer.runtime.succession import Succession
+from composer.runtime.successors import Successors
 from composer.telemetry import notices
 
 
@@ -112,21 +113,21 @@ def serve(
     flatten = flatten or clones.with_captured_dtypes(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
-    postponed = background.BackgroundSelection.of(case.request, case.resolved)
     eager = EagerFallback(case.request, case.resolved.shared)
+    waits = background.is_asked(case.request, case.resolved)
     with backward.watched() as backwards:
-        outcome = _walk(case, eager, postponed)
+        outcome = _pending(case, eager) if waits else _walk(case, eager)
     report = _publish(case, outcome, time.perf_counter() - started)
-    successors = Succession(
+    successors = Successors(
         request=case.request,
         resolved=case.resolved,
         eager=eager,
         early=case.rewritten,
         report=report,
     )
-    later = postponed.behind(successors) if postponed else None
-    answers = successors.answers(outcome, backwards, later)
-    run = calls.watch(answers, report.runtime, flatten, restore)
+    selection = successors.selection() if waits else None
+    served = successors.served(outcome, backwards, selection)
+    run = calls.watch(served, report.runtime, flatten, restore)
     return _torch.minifier.for_minifier(run, gm)
 
 
@@ -173,13 +174,13 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     return _Case(request, dataclasses.replace(resolved, shared=shared), rewritten)
 
 
-def _walk(
-    case: _Case, eager: EagerFallback, postponed: background.BackgroundSelection | None
-) -> Outcome:
-    """Try the candidates; with a benchmark ``postponed``, only until the first is accepted.
+def _pending(case: _Case, eager: EagerFallback) -> Outcome:
+    """Leave the choice to the background. Eager serves until then."""
+    return background.pending(case.resolved.entries, choice.fallback_of(*eager.made(case.request)))
 
-    The others are then built and measured in the background.
-    """
+
+def _walk(case: _Case, eager: EagerFallback) -> Outcome:
+    """Try the candidates."""
     resolved = case.resolved
     within = resolved.distributed.timeout
 
@@ -188,14 +189,13 @@ def _walk(
             case.request,
             entries,
             eager,
-            benchmark=None if postponed else select.Benchmark.of(resolved.policy, resolved.cache),
+            benchmark=select.Benchmark.of(resolved.policy, resolved.cache),
             strict=resolved.policy.strict,
             among_ranks=ranks.are_asked(within),
         )
 
     key = case.request.key_among_ranks
-    outcome = ranks.walk_together(key, resolved.entries, within, walk_chain)
-    return postponed.announced(outcome) if postponed else outcome
+    return ranks.walk_together(key, resolved.entries, within, walk_chain)
 
 
 def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:

@@ -123,8 +123,6 @@ class GraphRequest:
             ``torch.distributed``. Empty in a process that is the only rank.
         rewritten_by: Names of the passes of the stages ``torch`` and ``aten`` that changed it.
         compared_passes: Names of the passes whose graph was compared with the one before them.
-        alongside: True if the program runs while this is compiled. The program may then change
-            its weights at any time, so nothing may be restored to an earlier value.
     """
 
     gm: torch.fx.GraphModule
@@ -146,7 +144,6 @@ class GraphRequest:
     key_among_ranks: str = ""
     rewritten_by: tuple[str, ...] = ()
     compared_passes: frozenset[str] = frozenset()
-    alongside: bool = False
     _made: WeakKeyDictionary[torch.fx.GraphModule, dict[str, Any]] = field(
         default_factory=WeakKeyDictionary, repr=False, compare=False
     )
@@ -239,6 +236,12 @@ class Attempt:
     """True if a refusal needs no warning, because the same backend follows in fp32."""
     timing: dict[str, Any] | str | None = None
     """The measured times, or the reason why there are none; null if the policy does not measure."""
+
+    @staticmethod
+    def of(written: Mapping[str, Any]) -> Attempt:
+        """Return the attempt that :func:`plain` has written."""
+        reason = written["reason"] and Reason(written["reason"])
+        return Attempt(**{**written, "status": Status(written["status"]), "reason": reason})
 
     def timed(self, timing: dict[str, Any] | str | None) -> Attempt:
         """Return the attempt with its measured times, which are also put into ``engine``."""

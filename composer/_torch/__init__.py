@@ -20,9 +20,7 @@ that the replacement could go.
 - ``compiles``: the code of ``fx._symbolic_trace.is_fx_symbolic_tracing``. While one thread traces,
   compiled functions refuse to run in all threads. *A flag for each thread*
   (pytorch/pytorch#168999).
-- ``randomness``: ``get_rng_state`` and ``set_rng_state`` of ``torch``. A compile in a background
-  thread restores old states of the generators. *Compilers that restore the states of their own
-  thread only.*
+
 - ``inductor``: ``freezing.freeze``. Frozen graphs give out their own constants. *Copies.*
 - ``inductor``: ``async_compile.maybe_warm_pool``. Inductor starts processes that a graph on a CPU
   does not use. *A start at the first graph on a GPU.*
@@ -54,7 +52,6 @@ from composer._torch import (  # noqa: E402  # what they import is there
     names,
     operators,
     processor,
-    randomness,
     ranks,
     sources,
     symbols,
@@ -77,7 +74,6 @@ __all__ = [
     "names",
     "operators",
     "processor",
-    "randomness",
     "ranks",
     "sources",
     "symbols",

@@ -56,6 +56,22 @@ def _config_of(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
     return {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
 
 
+def portable_settings() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of Inductor and AOTAutograd that change what they compile."""
+    return settings.save_config_portable(), functorch_config.save_config_portable()
+
+
+def apply_settings(portable: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Set what :func:`portable_settings` returned in another process."""
+    for config, values in zip((settings, functorch_config), portable, strict=True):
+        config.load_config(values)
+
+
+def compile_in_one_thread() -> None:
+    """Have Inductor start no compile workers in this process, for the rest of its life."""
+    settings.compile_threads = 1
+
+
 @optional(
     "naming an option of Inductor's that has a wrong type",
     "torch:_TorchCompileInductorWrapper",

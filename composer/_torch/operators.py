@@ -145,8 +145,7 @@ def _is_written(argument: Any) -> bool:
 def operator_path(target: object) -> str | None:
     """The path of an operator, such as ``"torch.ops.aten.add.Tensor"``.
 
-    Operators cannot be pickled. Torch's own way around that (``torch.fx._graph_pickler``) also
-    sends the metadata of their graphs, which cannot always be sent. Two kinds of operator have no
+    Operators cannot be pickled. Two kinds of operator have no
     meaning in another process. A user's Triton kernel is named by a number of this process, and
     compiled autograd calls functions that it made for the current backward.
 

@@ -36,6 +36,7 @@ from composer.chain.candidates import ChainEntry
 from composer.chain.precision import Narrow, Stays, narrow
 from composer.chain.select.choice import Tried
 from composer.chain.verify import prove, verify
+from composer.chain.verify.runs import run as run_on_copies
 from composer.errors import PassError, Refusal, causes, first_line, refuse, text_of, without_frames
 from composer.graphs import clones, sharing, writes
 from composer.graphs.comparison import Bounds
@@ -57,7 +58,6 @@ class _UnderWay:
         precision: The precision that the policy asks for; ``None`` if it asks for none, or if it is
             not known yet.
         in_fp32: In bf16, how many of the first products stay in float32.
-        trial_seconds: The seconds in sandboxes where nobody asked for isolation.
     """
 
     request: GraphRequest
@@ -69,7 +69,6 @@ class _UnderWay:
     among_ranks: bool = False
     precision: Precision | None = None
     in_fp32: int = 0
-    trial_seconds: float = 0.0
 
 
 def try_candidate(
@@ -120,7 +119,7 @@ def try_candidate(
                 sharing.decline_shared(request)
             entry.backend.probe(request)
             entry.recall(fingerprint, under_way.facts)
-            if not entry.limits.isolate:  # else the child process does
+            if not is_built_apart(entry):  # else the sandbox does
                 require_working(entry, fingerprint)
             compiled, bounds = _acceptable(under_way, in_fp32)
         accepted = _record(under_way, started)
@@ -138,8 +137,29 @@ def try_candidate(
         compiled,
         is_fallback=is_fallback,
         bounds=bounds,
-        trial_seconds=under_way.trial_seconds,
     )
+
+
+def run_once(tried: Tried, request: GraphRequest) -> Tried:
+    """Run an accepted candidate once in a sandbox, with a backward in training."""
+    if tried.compiled is None:
+        return tried
+    try:
+        inputs = list(map(_torch.symbols.hint, request.example_inputs))
+        run_on_copies(tried.compiled, inputs, request)
+    except BaseException as error:  # noqa: BLE001  # becomes a record in the caller
+        control_flow.pass_on(error)
+        message = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
+        attempt = dataclasses.replace(
+            tried.attempt,
+            status=Status.FAILED,
+            reason=Reason.RAISED_AT_RUNTIME,
+            message=message,
+            error_type=type(error).__name__,
+            traceback="".join(traceback.format_exception(error)),
+        )
+        return Tried(attempt, None, error, tried.passes)
+    return tried
 
 
 _OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
@@ -235,6 +255,11 @@ def _decline_forward_mode() -> None:
         refuse(Status.DECLINED, Reason.TRAINING_GRAPH, message)
 
 
+def is_built_apart(entry: ChainEntry) -> bool:
+    """Return True if a sandbox has to build the candidate before this process does."""
+    return entry.limits.isolate and not entry.in_sandbox
+
+
 def _build_within_limits(
     under_way: _UnderWay, request: GraphRequest, precision: Precision
 ) -> Callable[..., Any]:
@@ -247,12 +272,10 @@ def _build_within_limits(
         artefacts=Artefacts(entry.cache.artefacts, under_way.made),
         facts=under_way.facts,
     )
-    apart = request, entry.candidate, entry.min_coverage, terms
-    if entry.trial:
-        under_way.trial_seconds += sandbox.try_in_child(*apart)
-    elif entry.limits.isolate and not (entry.is_fallback or entry.backend.isolates_itself):
-        sandbox.build_in_child(*apart)
-    if entry.trial or entry.limits.isolate:
+    if is_built_apart(entry) and not (entry.is_fallback or entry.backend.isolates_itself):
+        apart = request, entry, precision, under_way.passes.shared
+        facts = sandbox.build_in_child(*apart, entry.limits)
+        under_way.facts.extra["isolated"] = facts
         terms = dataclasses.replace(terms, clock=Clock())
     try:
         run = _build(request, entry, terms)

@@ -42,8 +42,8 @@ class ChainEntry:
         barred: Why it must not be tried; empty if it may be.
         precision: The precision of the candidate; ``None`` if the policy asks for none.
         tentative: True if it serves only if its numbers hold. The same candidate in fp32 is next.
-        trial: True if a sandbox builds it first where composer chooses by measurement. The policy
-            does not ask for that, so it only counts there if the engine ends the sandbox or hangs.
+        in_sandbox: True if this process is a sandbox, or a sandbox has run it on this graph.
+        stays_here: True if the policy says that no sandbox is to build it (``isolate = false``).
         bounds_in_bf16: ``bounds`` for a graph that was rewritten to bfloat16. A graph without a
             product of float32 is not rewritten, and has ``bounds`` even in bf16.
     """
@@ -59,7 +59,8 @@ class ChainEntry:
     barred: str = ""
     precision: Precision | None = None
     tentative: bool = False
-    trial: bool = False
+    in_sandbox: bool = False
+    stays_here: bool = False
     bounds_in_bf16: LowPrecisionBounds | None = None
 
     @property
@@ -75,6 +76,11 @@ class ChainEntry:
             build=f"{self.freeze} {self.min_coverage}",
             terms=self.terms,
         )
+
+    @property
+    def is_torchs(self) -> bool:
+        """True if the engine comes with torch. It is trusted to leave the process as it is."""
+        return self.backend.comes_with_torch or self.is_fallback
 
     @property
     def is_fallback(self) -> bool:
@@ -150,7 +156,8 @@ def _entries(candidate: Candidate, policy: Policy, cache: Cache) -> Iterator[Cha
         cache=cache,
         terms=policy.terms(candidate),
         freeze=policy.freeze,
-        trial=_is_tried_apart(candidate, policy, backend),
+        stays_here=_is_written(candidate, policy)
+        and not _limits(candidate, policy, backend).isolate,
     )
     return _in_each_precision(entry, policy)
 
@@ -178,6 +185,11 @@ def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry
         yield replace(entry, precision="fp32")
 
 
+def _is_written(candidate: Candidate, policy: Policy) -> bool:
+    """Return True if the policy says ``isolate``, one way or the other."""
+    return candidate.isolate is not None or "isolate" in policy.model_fields_set
+
+
 def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> subprocesses.Limits:
     """Return the candidate's own limits, else the policy's, else the engine's for ``isolate``."""
     isolates = policy.isolate if "isolate" in policy.model_fields_set else backend.isolates_itself
@@ -186,17 +198,6 @@ def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> subproces
         _own_or(policy.timeout, candidate.timeout),
         _own_or(policy.memory_limit, candidate.memory_limit),
     )
-
-
-def _is_tried_apart(candidate: Candidate, policy: Policy, backend: Backend) -> bool:
-    """Return True if a sandbox builds the candidate first, although nobody wrote ``isolate``.
-
-    Torch's own engines are left out, because Inductor takes most of the time of a first call.
-    """
-    if candidate.isolate is not None or "isolate" in policy.model_fields_set:
-        return False
-    in_this_process = backend.comes_with_torch or backend.may_return_original
-    return policy.select.by == "fastest" and not (in_this_process or backend.isolates_itself)
 
 
 def _own_or(usual: T, own: T | None) -> T:

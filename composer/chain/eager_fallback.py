@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,17 +46,11 @@ class EagerFallback:
         """Answer a call."""
         return self.made_for(args)(*args)
 
-    def made_for(self, args: Sequence[Any], *, alongside: bool = False) -> Callable[..., Any]:
-        """Return the callable. If it has to be compiled, these are the inputs.
-
-        Args:
-            args: The inputs of a call.
-            alongside: True if the program runs meanwhile.
-        """
+    def made_for(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """Return the callable. If it has to be compiled, these are the inputs."""
         if self._run is None:
-            request = dataclasses.replace(self._graph, alongside=alongside)
-            with _torch.compiles.recaptured(request.gm, args):
-                return self.made(capture.for_call(request, args))[0]
+            with _torch.compiles.recaptured(self._graph.gm, args):
+                return self.made(capture.for_call(self._graph, args))[0]
         return self._run
 
     def made(self, request: GraphRequest) -> Made:

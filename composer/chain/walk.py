@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from composer import session
-from composer.chain import select, selftest
-from composer.chain.attempt import try_candidate
+from composer.chain import sandbox, select, selftest
+from composer.chain.attempt import run_once, try_candidate
 from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.select import choice, remembered
-from composer.errors import CandidateError, ChainExhausted
+from composer.chain.select.decision import Decision
+from composer.errors import CandidateError, ChainExhausted, Refusal, text_of
 from composer.graphs import writes
-from composer.knowledge.facts import Known
 from composer.knowledge.verdict import Verdict
 from composer.passes.within_aotautograd import LatePasses
 from composer.records import Attempt, GraphRequest, Outcome, Status
@@ -30,18 +31,18 @@ def walk(
     eager: EagerFallback,
     benchmark: select.Benchmark | None = None,
     *,
-    strict: bool,
+    strict: bool = False,
     among_ranks: bool = False,
     at_run_time: bool = False,
-    made: dict[str, object] | None = None,
+    in_sandbox: Callable[[int | None, Sequence[Attempt]], None] | None = None,
 ) -> Outcome:
     """Try one candidate after the other, and choose which one serves the graph.
 
     Nobody is asked to serve a graph that computes nothing: the eager fallback does, in silence.
     Without a ``benchmark``, the first accepted candidate serves; with one, the fastest of the
     accepted ones. The eager fallback serves if no candidate does. If the fastest is known from
-    earlier, only that candidate is tried: no other is built, probed or imported. It is proven and
-    verified like any other.
+    earlier, only that candidate is tried: no other is built, probed or imported. Else a sandbox
+    finds it out, and it alone is built here. It is proven and verified like any other.
 
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
@@ -52,19 +53,17 @@ def walk(
         among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
         at_run_time: True if Dynamo's compile is over. Its control-flow exceptions then fail a
             candidate, as any other error does.
-        made: Results that engines share between walks over the same graph.
+        in_sandbox: Where this process is a sandbox, a function to call before each candidate with
+            its place and the attempts so far, and with ``None`` before they are measured.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    made = {} if made is None else made
-
-    def fallback() -> choice.Tried:
-        return choice.fallback_of(*eager.made(request))
+    trying = _Trying(request, entries, eager, among_ranks, at_run_time)
 
     # 0. There is nothing to gain from an engine where nothing is computed.
     if writes.computes_nothing(request.gm):
-        alone = choice.fallback_of(*eager.made(request), "the graph computes nothing")
+        alone = trying.fallback("the graph computes nothing")
         return choice.outcome_of([alone], alone)
 
     # 1. Where nothing can be measured, the first accepted candidate serves.
@@ -74,67 +73,159 @@ def walk(
     if obstacle:
         benchmark = None
 
-    # 2. The winner of an earlier benchmark is tried first and, if it is accepted, alone.
-    known: Known[Verdict] = Known()
+    # 2. The fastest is known from earlier, or a sandbox finds it out. It is built here alone.
     whole = remembered.fingerprint_of(request, entries)
-    if benchmark is not None and not at_run_time:
-        known = remembered.recall(whole, benchmark)
-    verdict = known.fact
-    if verdict is not None and verdict.winner is None:
-        return remembered.outcome_of(verdict, known.source, entries, fallback())
-
-    # 3. Try one after the other, until one can serve or all that may serve are known.
-    ends: dict[int, choice.Tried] = {}
-    for place in _in_order(entries, verdict):
-        entry = entries[place]
-        # A sandbox tries only what has not run here yet. A verdict is a fact that its winner has
-        # run on this machine. After the compile, candidates are those of an earlier choice.
-        if benchmark is None or verdict is not None or at_run_time:
-            entry = dataclasses.replace(entry, trial=False)
-        passes = LatePasses(eager.shared, entry.candidate.name)
-        with session.current().progress.step(request, entry.candidate.name):
-            tried = try_candidate(
-                request,
-                entry,
-                passes,
-                0 if verdict is None else verdict.candidates[place].products_in_fp32,
-                made=made,
-                require_working=selftest.require,
-                among_ranks=among_ranks,
-                at_run_time=at_run_time,
-            )
-        ends[place] = tried = dataclasses.replace(tried, passes=passes.records)
-        is_accepted = tried.compiled is not None
-        if verdict is not None and is_accepted:
-            return remembered.outcome_of(verdict, known.source, entries, tried)
-        if verdict is not None:
+    chooses = benchmark is not None and not at_run_time and in_sandbox is None
+    why_here = ""
+    if benchmark is not None and chooses:
+        decision = remembered.decision(whole, benchmark, entries)
+        if decision is not None:
+            outcome = trying.follow(decision, decision.ranking[:1])
+            if outcome is not None:
+                return outcome
             # The winner of then is refused now, so all are measured anew.
             session.current().knowledge.forget(Verdict, whole)
-            verdict = None
+        decided = _decided(request, entries, eager, benchmark, strict=strict)
+        if isinstance(decided, Decision):
+            outcome = trying.follow(decided, decided.ranking) or trying.none_of(decided)
+            if decided.lasts:
+                remembered.keep(whole, benchmark, outcome)
+            return outcome
+        why_here = decided
+
+    # 3. Try one after the other, until one can serve or all that may serve are known.
+    made: list[choice.Tried] = []
+    for place in range(len(entries)):
+        if in_sandbox is not None:
+            in_sandbox(place, [each.attempt for each in made])
+        tried = trying.at(place)
+        if in_sandbox is not None:
+            tried = run_once(tried, request)
+        if why_here:
+            tried = tried.with_fact("measured_here", why_here)
+        made.append(tried)
+        is_accepted = tried.compiled is not None
         if is_accepted and benchmark is None:
-            return choice.first(list(ends.values()), tried, obstacle)
+            return choice.first(made, tried, obstacle)
         if is_accepted and tried.is_fallback:
             break
         if strict and _is_refused(tried.attempt):
             break
 
     # 4. Measure those that were accepted, and learn the verdict; or nobody was.
-    in_chain = [ends[place] for place in sorted(ends)]
     if benchmark is None:
-        return choice.outcome_of(in_chain, fallback())
-    outcome = choice.fastest(in_chain, fallback, request, benchmark)
+        return choice.outcome_of(made, trying.fallback())
+    if in_sandbox is not None:
+        in_sandbox(None, [each.attempt for each in made])
+    outcome = choice.fastest(made, trying.fallback, request, benchmark)
     free_memory()  # of those that lost
-    if not at_run_time:
+    if chooses:
         remembered.keep(whole, benchmark, outcome)
     return outcome
 
 
-def _in_order(entries: Sequence[ChainEntry], verdict: Verdict | None) -> list[int]:
-    """Return the places of the chain in the order to try: the remembered winner first."""
-    places = list(range(len(entries)))
-    if verdict is None or verdict.winner is None:
-        return places
-    return [verdict.winner, *(each for each in places if each != verdict.winner)]
+def _decided(
+    request: GraphRequest,
+    entries: Sequence[ChainEntry],
+    eager: EagerFallback,
+    benchmark: select.Benchmark,
+    *,
+    strict: bool,
+) -> Decision | str:
+    """Have a sandbox decide; return why it cannot, or empty text if all engines are torch's own."""
+    if all(each.is_torchs for each in entries):
+        return ""
+    try:
+        return sandbox.decide(request, entries, eager.shared, benchmark, strict=strict)
+    except (Refusal, OSError) as error:  # OSError: there is no process left for a sandbox
+        return text_of(error)
+
+
+def follow(
+    request: GraphRequest,
+    entries: Sequence[ChainEntry],
+    eager: EagerFallback,
+    decision: Decision,
+    benchmark: select.Benchmark | None,
+) -> Outcome:
+    """Build the best candidate of a decision that is accepted here, after Dynamo's compile.
+
+    Args:
+        request: The graph.
+        entries: The chain.
+        eager: The eager fallback, which serves if no candidate is accepted.
+        decision: What a sandbox has found.
+        benchmark: How it found the fastest; ``None`` for the first that was accepted.
+    """
+    whole = remembered.fingerprint_of(request, entries)
+    trying = _Trying(request, entries, eager, at_run_time=True)
+    outcome = trying.follow(decision, decision.ranking) or trying.none_of(decision)
+    if benchmark is not None and decision.lasts:
+        remembered.keep(whole, benchmark, outcome)
+    return outcome
+
+
+@dataclass
+class _Trying:
+    """Tries the candidates of a chain; the attributes are arguments of :func:`walk`.
+
+    Attributes:
+        made: Results that engines share.
+        refused: Candidates of a decision that were not accepted here.
+    """
+
+    request: GraphRequest
+    entries: Sequence[ChainEntry]
+    eager: EagerFallback
+    among_ranks: bool = False
+    at_run_time: bool = False
+    made: dict[str, object] = field(default_factory=dict)
+    refused: dict[int, choice.Tried] = field(default_factory=dict)
+
+    def fallback(self, message: str = "") -> choice.Tried:
+        """Return the eager fallback."""
+        return choice.fallback_of(*self.eager.made(self.request), message)
+
+    def at(self, place: int, in_fp32: int = 0, *, in_sandbox: bool = False) -> choice.Tried:
+        """Try the candidate at a place of the chain.
+
+        Args:
+            place: The place.
+            in_fp32: How many of the first products stay in float32, if that is known.
+            in_sandbox: True if a sandbox has run it on this graph.
+        """
+        entry = self.entries[place]
+        if in_sandbox:
+            entry = dataclasses.replace(entry, in_sandbox=True)
+        passes = LatePasses(self.eager.shared, entry.candidate.name)
+        with session.current().progress.step(self.request, entry.candidate.name):
+            tried = try_candidate(
+                self.request,
+                entry,
+                passes,
+                in_fp32,
+                made=self.made,
+                require_working=selftest.require,
+                among_ranks=self.among_ranks,
+                at_run_time=self.at_run_time,
+            )
+        return dataclasses.replace(tried, passes=passes.records)
+
+    def follow(self, decision: Decision, places: Sequence[int]) -> Outcome | None:
+        """Build the candidates at these places until one is accepted; ``None`` if none is."""
+        if not decision.ranking:
+            return self.none_of(decision)
+        for place in places:
+            known = decision.attempts[place] if place < len(decision.attempts) else None
+            tried = self.at(place, known.products_in_fp32 if known else 0, in_sandbox=bool(known))
+            if tried.compiled is not None:
+                return decision.outcome(place, tried, self.refused)
+            self.refused[place] = tried
+        return None
+
+    def none_of(self, decision: Decision) -> Outcome:
+        """Return the outcome of a decision where the eager fallback serves."""
+        return decision.outcome(None, self.fallback(), self.refused)
 
 
 def _is_refused(attempt: Attempt) -> bool:

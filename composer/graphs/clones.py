@@ -225,16 +225,10 @@ class _NotLeaf(torch.autograd.Function):
 
 
 class LeftAlone:
-    """Detects writes to the parameters that a graph itself does not write to.
-
-    Nothing is copied. While the program runs alongside, no parameter is checked: the program may
-    change all of them.
-    """
+    """Detects writes to the parameters that a graph itself does not write to. Nothing is copied."""
 
     def __init__(self, request: GraphRequest) -> None:
         self._states: list[tuple[torch.Tensor, tuple[object, ...]]] = []
-        if request.alongside:
-            return
         open_to_writes = set(map(id, writes.open_weights(request)))
         weights = (*_passed_weights(request), *request.gm.parameters())
         parameters = (each for each in weights if isinstance(each, torch.nn.Parameter))
@@ -252,13 +246,12 @@ class Buffers:
     optimizer. Buffers are compared by value, because a warm-up run changes the statistics of a
     batch norm without a new version.
 
-    There are two cases in which nothing is restored. While the program runs alongside, the program
-    may change these tensors, so nothing is copied. If a parameter has changed that the graph does
-    not write to, another thread loads a state, and to restore the buffers would undo half of that.
+    If a parameter has changed that the graph does not write to, nothing is restored: another thread
+    loads a state, and to restore the buffers would undo half of that.
     """
 
     def __init__(self, request: GraphRequest) -> None:
-        buffers = [] if request.alongside else _open_to_change(request)
+        buffers = _open_to_change(request)
         with torch.no_grad():
             self._copies = [(buffer, buffer.detach().clone()) for buffer in buffers]
         # The restored tensors are as they were, so nobody is to see that they were written to: not

@@ -7,15 +7,15 @@ they must keep, so each has its own function:
   used for the key of a graph, and for dumps.
 - :func:`exact_text` contains everything that a translation may depend on, or raises
   :class:`Unsayable`. It is used for the key under which another process finds a model on disk.
-- :func:`apart` returns the objects themselves, from which :func:`together` makes the graph again.
-  It is used for a child process: a text could not hold a user's function or the values of a buffer.
-
-Two more forms are written by torch itself: Python code, and files that keep symbols
-(:mod:`composer._torch.files`).
+- :func:`as_bytes` keeps the graph itself, from which :func:`of_bytes` makes it again. It is used
+  for a sandbox and for saved functions: a text could not hold a user's function or the values of a
+  buffer. torch writes this form (:mod:`composer._torch.files`).
 """
 
 from __future__ import annotations
 
+import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -24,10 +24,8 @@ import torch.fx
 from torch.fx.node import map_aggregate
 
 from composer import _torch
-from composer.errors import refuse
 from composer.graphs import low_precision
-from composer.graphs.nodes import attribute_at, described, paths_read, value_of
-from composer.records import Reason, Status
+from composer.graphs.nodes import attribute_at, described, value_of
 
 _NAMESPACES = ("aten", "prims", "composer")
 """Namespaces of torch's and composer's operators, whose names and versions define what they do."""
@@ -91,70 +89,60 @@ def exact_text(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None = None) ->
     return "\n".join(text)
 
 
-def apart(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
-    """The parts of a graph, to be sent to another process.
+def as_bytes(gm: torch.fx.GraphModule) -> bytes:
+    """The graph for another process, with its symbols and the tensors that it holds.
 
-    A ``GraphModule`` pickled by torch would be traced again. Symbols, and nodes whose values are
-    computed from symbols, are replaced by the numbers of the first call. Metadata are kept if they
-    mean the same in another process.
-
-    Returns:
-        The nodes; the tensors and modules that they use, by path; the class name; and the training
-        mode.
+    Only the metadata that mean the same in another process are kept. :func:`of_bytes` reads it.
 
     Raises:
-        Refusal: ``declined`` with ``not_isolatable``, if a symbol depends on data.
+        ValueError: inputs are views of the same memory.
+        TypeError: an operator has no meaning in another process.
+        Exception: whatever pickle raises for an object in the graph.
     """
-    words = {node: _name_or_number(node) for node in gm.graph.nodes}
-    nodes = []
-    for node, word in words.items():
-        if not isinstance(word, Word):  # its number stands in the arguments of other nodes
-            continue
-        args, kwargs = _arguments(node, words, _torch.symbols.hint)
-        metadata = _torch.sources.lasting_metadata(node) | low_precision.mark_of(node)
-        nodes.append((node.op, node.name, node.target, args, kwargs, metadata))
-    held = {path: attribute_at(gm, path) for path in paths_read(gm.graph)}
-    return nodes, held, gm.__class__.__name__, gm.training
+    for node in gm.graph.nodes:
+        _torch.operators.operator_path(node.target)
+    return _torch.files.graph_as_bytes(_bare(gm))
 
 
-def together(
-    nodes: Sequence[tuple[Any, ...]], held: dict[str, Any], name: str, training: bool
-) -> torch.fx.GraphModule:
-    """The graph made from the parts that :func:`apart` returned."""
-    graph = torch.fx.Graph()
-    made: dict[str, torch.fx.Node] = {}
-
-    def node_or_value(value: Any) -> Any:
-        return made[value] if isinstance(value, Word) else value
-
-    for op, node_name, target, word_args, word_kwargs, metadata in nodes:
-        args, kwargs = cast(Any, map_aggregate((word_args, word_kwargs), node_or_value))
-        node = made[node_name] = graph.create_node(op, target, args, kwargs, node_name)
-        node.meta.update(metadata)
-    gm = torch.fx.GraphModule(held, graph, name)
-    gm.train(training)
-    return gm
+def of_bytes(data: bytes) -> torch.fx.GraphModule:
+    """The graph that :func:`as_bytes` wrote."""
+    return _torch.files.graph_of_bytes(data)
 
 
-def _name_or_number(node: torch.fx.Node) -> Any:
-    """The replacement of a node among arguments: its name, or a number if its value is a symbol."""
-    value = value_of(node)
-    is_symbol = isinstance(value, torch.SymInt | torch.SymFloat)
-    is_computed = is_symbol and node.op != "placeholder"
-    return number_of(value) if is_computed else Word(node.name)
+def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy of the graph with only the metadata that mean the same in another process.
 
-
-def number_of(value: Any) -> Any:
-    """The number of a symbol in the first call; any other value is returned as it is.
-
-    Raises:
-        Refusal: ``declined`` with ``not_isolatable``, if the symbol depends on data.
+    Fake values are kept only for inputs and symbolic numbers, because the fake of a view refers to
+    other fakes of this process.
     """
-    number = _torch.symbols.hint(value)
-    if isinstance(value, torch.SymInt | torch.SymFloat) and not isinstance(number, int | float):
-        what = f"the graph cannot be sent to another process: only data decide its size {value}"
-        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
-    return number
+    bare = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
+    bare.train(gm.training)
+    inputs: list[_torch.fakes.FakeTensor] = []
+    for node in bare.graph.nodes:
+        value = node.meta.get("example_value")
+        node.meta = _torch.sources.lasting_metadata(node) | low_precision.mark_of(node)
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            node.meta["example_value"] = value
+        elif isinstance(value, _torch.fakes.FakeTensor) and node.op == "placeholder":
+            node.meta["example_value"] = _by_itself(value)
+            inputs.append(value)
+    places = Counter(map(_torch.tensors.storage_id, inputs))
+    if any(each._is_view() and places[_torch.tensors.storage_id(each)] > 1 for each in inputs):
+        raise ValueError("inputs of the graph share memory, which cannot be written to a file")
+    for name, child in list(bare.named_children()):
+        if isinstance(child, torch.fx.GraphModule):
+            setattr(bare, name, _bare(child))
+    return bare
+
+
+def _by_itself(fake: _torch.fakes.FakeTensor) -> torch.Tensor:
+    """The fake or, if it is a view, a new fake with the same sizes and strides."""
+    if not fake._is_view():
+        return fake
+    layout = fake.shape, fake.stride()
+    with fake.fake_mode:
+        memory = torch.empty_strided(*layout, dtype=fake.dtype, device=fake.device)
+        return memory.requires_grad_(fake.requires_grad)
 
 
 def qualified(target: Any) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 from composer import _torch
 from composer.chain import verify
 from composer.records import Runtime
-from composer.runtime.answers import Answers
-from composer.runtime.slot import Compiled
+from composer.runtime.served import Compiled, ServedGraph
 from composer.runtime.versions import UNREADABLE
 from composer.system import control_flow
 
@@ -20,7 +19,7 @@ _TIMED = 16
 
 
 def watch(
-    answers: Answers,
+    served: ServedGraph,
     runtime: Runtime,
     flatten: Callable[[Sequence[Any]], list[Any]] | None = None,
     restore: Callable[[Sequence[Any]], Any] | None = None,
@@ -32,18 +31,18 @@ def watch(
     saves about 0.4 us a call. bench/overhead.py measures the whole overhead.
 
     Args:
-        answers: Answers the calls that are not ordinary, and holds the graph's engine slot.
+        served: The graph. It answers the calls that are not ordinary.
         runtime: Counts the calls.
         flatten: Converts the caller's inputs to the graph's, if they hold lists or other dtypes.
         restore: Puts the flat outputs back into the caller's structure; for graphs that are called
             directly, without Dynamo.
     """
-    slot, versions = answers.slot, answers.versions
+    versions = served.versions
     tick, read, unread = runtime.tick, versions.read, versions.unread
 
     def call(*args: Any) -> Any:
         number = tick()
-        run = serve = slot.run
+        run = serve = served.run
         before: object = unread
         try:
             if read is not None:
@@ -51,24 +50,24 @@ def watch(
                     before = read(args)
                 except UNREADABLE:  # then writes cannot be detected
                     before = None
-            if number >= slot.due:
-                run, serve = answers.special(number, run)
+            if number >= served.due:
+                run, serve = served.special(number, run)
             if number >= _TIMED and number % _TIMED:
                 outputs = serve(*args)
             else:
-                started, aside = time.perf_counter(), answers.aside
+                started, aside = time.perf_counter(), served.aside
                 outputs = verify.outputs_of(serve(*args))
-                taken = time.perf_counter() - started - (answers.aside - aside)
+                taken = time.perf_counter() - started - (served.aside - aside)
                 runtime.spent(max(taken, 0.0) * (1 if number < _TIMED else _TIMED))
             return verify.outputs_of(outputs) if outputs is None else outputs
         except BaseException as error:
             control_flow.pass_on(error)
-            outputs = answers.answer(error, run, args, before)
+            outputs = served.answer(error, run, args, before)
             if outputs is None:
                 raise
             return outputs
 
-    slot.called_by = weakref.ref(call)
+    served.called_by = weakref.ref(call, served.free)
 
     def call_within(*args: Any) -> Any:
         outputs = call(*(args if flatten is None else flatten(args)))

@@ -9,9 +9,7 @@ call. The graph's key is the same as before. So the verdict and the ONNX model o
 
 from __future__ import annotations
 
-import copy
 import pickle
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ import torch.fx
 
 from composer import _torch
 from composer.errors import OptionError
-from composer.graphs import capture
+from composer.graphs import capture, written
 from composer.policy.model import fields_of
 
 Serve = Callable[..., Callable[..., Any]]
@@ -86,7 +84,7 @@ class Saved(_torch.files.SerializableCallable):  # type: ignore[misc]  # a class
         """
         recipe = _Recipe(
             serve=serve,
-            graph=_torch.files.graph_as_bytes(_bare(gm)),
+            graph=written.as_bytes(gm),
             model=capture.model_name(gm),
             mode=mode,
             options={name: _as_bytes(name, value) for name, value in fields_of(options).items()},
@@ -120,7 +118,7 @@ class Saved(_torch.files.SerializableCallable):  # type: ignore[misc]  # a class
         recipe = self._recipe
         with _torch.compiles.compiling():
             if self._served is None:
-                gm = _torch.files.graph_of_bytes(recipe.graph)
+                gm = written.of_bytes(recipe.graph)
                 capture.set_model_name(gm, recipe.model)
                 options = {name: pickle.loads(value) for name, value in recipe.options.items()}
                 with _as_captured(recipe), _torch.compiles.recaptured(gm, args):
@@ -137,44 +135,6 @@ def _as_captured(recipe: _Recipe) -> Iterator[None]:
         for device, dtype in recipe.autocast:
             stack.enter_context(torch.autocast(device, dtype))
         yield
-
-
-def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a copy of the graph with only the metadata that mean the same in another process.
-
-    Fake values are kept only for inputs and symbolic numbers, because the fake of a view refers to
-    other fakes of this process.
-
-    Raises:
-        ValueError: inputs are views of the same memory.
-    """
-    bare = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
-    inputs: list[_torch.fakes.FakeTensor] = []
-    for node in bare.graph.nodes:
-        value = node.meta.get("example_value")
-        node.meta = _torch.sources.lasting_metadata(node)
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            node.meta["example_value"] = value
-        elif isinstance(value, _torch.fakes.FakeTensor) and node.op == "placeholder":
-            node.meta["example_value"] = _by_itself(value)
-            inputs.append(value)
-    places = Counter(map(_torch.tensors.storage_id, inputs))
-    if any(each._is_view() and places[_torch.tensors.storage_id(each)] > 1 for each in inputs):
-        raise ValueError("inputs of the graph share memory, which cannot be written to a file")
-    for name, child in list(bare.named_children()):
-        if isinstance(child, torch.fx.GraphModule):
-            setattr(bare, name, _bare(child))
-    return bare
-
-
-def _by_itself(fake: _torch.fakes.FakeTensor) -> torch.Tensor:
-    """Return the fake or, if it is a view, a new fake with the same sizes and strides."""
-    if not fake._is_view():
-        return fake
-    layout = fake.shape, fake.stride()
-    with fake.fake_mode:
-        memory = torch.empty_strided(*layout, dtype=fake.dtype, device=fake.device)
-        return memory.requires_grad_(fake.requires_grad)
 
 
 def _as_bytes(name: str, value: Any) -> bytes:

@@ -4,6 +4,6 @@ Fork safety (:mod:`~composer.system.forks`), exceptions that must pass
 (:mod:`~composer.system.control_flow`), hardware and memory (:mod:`~composer.system.hardware`,
 :mod:`~composer.system.memory`), installed versions (:mod:`~composer.system.distribution`), child
 processes (:mod:`~composer.system.subprocesses`), the disk cache (:mod:`~composer.system.disk`), the
-background thread and the barrier between calls (:mod:`~composer.system.background`,
-:mod:`~composer.system.barrier`), and warnings that are given once (:mod:`~composer.system.warned`).
+background thread (:mod:`~composer.system.background`), and warnings that are given once
+(:mod:`~composer.system.warned`).
 """

@@ -21,12 +21,7 @@ from typing import Any
 
 from composer.errors import chained
 
-
-class ProcessEnds(BaseException):
-    """Ends composer's background thread, since the process is ending."""
-
-
-_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError, ProcessEnds)
+_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError)
 
 
 def pass_on(error: BaseException) -> None:

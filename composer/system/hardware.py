@@ -86,3 +86,16 @@ def seconds_without_a_core() -> float:
         with contextlib.suppress(OSError):
             nanoseconds += int(each.read_text().split()[1])
     return nanoseconds / 1e9
+
+
+def stand_back(stands_back: bool) -> None:
+    """Let the threads of this process yield to others of the machine, or compete with them again.
+
+    ``SCHED_BATCH`` is the only step down that a process may take back by itself. Linux has it.
+    """
+    if not hasattr(os, "SCHED_BATCH"):
+        return
+    policy = os.SCHED_BATCH if stands_back else os.SCHED_OTHER
+    for each in _THREADS.iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            os.sched_setscheduler(int(each.name), policy, os.sched_param(0))

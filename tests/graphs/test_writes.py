@@ -18,7 +18,7 @@ from composer.backends.inductor import InductorBackend
 from composer.graphs import writes
 from composer.graphs.capture import read_request
 from composer.runtime import calls
-from composer.runtime.answers import Answers
+from composer.runtime.served import ServedGraph
 from composer.testing import FakeBackend
 
 pytestmark = [
@@ -366,21 +366,21 @@ def test_inputs_are_looked_at_where_anything_may_write(
     function: Any, chain: list[Any], looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not those of a graph that writes to nothing and whose engines do not, either."""
-    seen: list[Answers] = []
+    seen: list[ServedGraph] = []
     watch = calls.watch
 
-    def see(answers: Answers, *args: Any) -> Any:
-        seen.append(answers)
-        return watch(answers, *args)
+    def see(served: ServedGraph, *args: Any) -> Any:
+        seen.append(served)
+        return watch(served, *args)
 
     monkeypatch.setattr(calls, "watch", see)
     for engine in (InductorBackend, Careful):
         monkeypatch.setattr(engine, "build", lambda _, r: engines.honest(r.gm, r.example_inputs))
     with torch.no_grad():
         compiled(function, *chain)(torch.ones(3, 3), torch.ones(3, 3))
-    (answers,) = seen
-    assert (answers.versions.read is not None) is looks
-    assert answers.versions.unread == ()
+    (served,) = seen
+    assert (served.versions.read is not None) is looks
+    assert served.versions.unread == ()
 
 
 def test_engine_that_raises_is_answered_for_where_nothing_was_looked_at(

@@ -7,12 +7,11 @@ import threading
 from typing import Any
 
 import pytest
-from slots import EAGER, FakeChain
+from successors import EAGER, FakeSuccessors
 
 from composer.records import Runtime
-from composer.runtime.answers import Answers
 from composer.runtime.calls import watch
-from composer.runtime.slot import Built, Compiled, Engine
+from composer.runtime.served import Built, Compiled, Engine, ServedGraph
 from composer.runtime.versions import Versions
 
 
@@ -25,7 +24,7 @@ class Input:
         self.answers: list[Any] = []
 
 
-class Chain(FakeChain):
+class Chain(FakeSuccessors):
     """Its engines raise what their input says; eager answers always."""
 
     def __init__(self, seed: int) -> None:
@@ -56,7 +55,7 @@ def test_each_call_of_several_threads_is_answered_once(seed: int) -> None:
     chain, runtime = Chain(seed), Runtime()
     chain.record.append(0)
     built = Built(chain.engine(0), order=(0, 1, 2, 3))
-    call = watch(Answers(built, chain, runtime, Versions((0,), (), blind=False)), runtime)
+    call = watch(ServedGraph(built, chain, runtime, Versions((0,), (), blind=False)), runtime)
 
     def work(number: int) -> None:
         chance = random.Random(100 * seed + number)

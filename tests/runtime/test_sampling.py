@@ -16,8 +16,7 @@ from rewrites import Scale, at
 
 from composer.errors import FallbackWarning, OptionError, Refusal
 from composer.policy import read_policy
-from composer.runtime.special_calls import CallKind, Schedule
-from composer.testing import FakeBackend, expect, settle
+from composer.testing import FakeBackend, expect
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning"),
@@ -325,28 +324,6 @@ def test_engine_that_comes_out_of_quarantine_is_sampled() -> None:
             assert torch.equal(f(x), x.sin())
     assert last().runtime.verified > 0
     assert [a.reason for a in last().attempts][:2] == ["quarantined", "numeric_mismatch"]
-
-
-def test_every_call_is_compared_in_whatever_order_threads_come() -> None:
-    """Their numbers are taken before that."""
-    schedule = Schedule(1, begins=False)
-    for call in (1, 0, 3, 2):
-        assert call >= schedule.next
-        assert schedule.kind_of(call) is CallKind.COMPARE
-
-
-def test_call_by_which_the_background_begins_is_compared() -> None:
-    """The second one, in the background."""
-
-    def off(gm: torch.fx.GraphModule, *args: Any) -> Any:
-        return [each + 1 for each in gm.forward(*args)]
-
-    options = {"select": {"by": "fastest", "background": True}}
-    f = sampled(torch.sin, wrong_from(3, off), "aot_eager", **options)
-    for _ in range(3):
-        x = torch.randn(3)
-        assert torch.equal(f(x), x.sin())
-    settle()
 
 
 def test_successor_is_sampled_as_well() -> None:

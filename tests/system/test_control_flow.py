@@ -19,7 +19,6 @@ import composer
 from composer.knowledge import failure
 from composer.passes import FunctionPass
 from composer.system import disk
-from composer.system.barrier import Barrier
 from composer.system.disk import DiskCache
 from composer.testing import FakeBackend
 
@@ -181,17 +180,6 @@ def test_benchmark_that_is_interrupted_is_not_decided() -> None:
     with pytest.raises(BackendCompilerFailed, match="TimeIsUpError"):
         compiled(torch.sin, engine, select={"by": "fastest", "seconds": 1.0})(x)
     assert composer.reports() == ()
-
-
-def test_work_at_the_gate_that_is_interrupted_interrupts_the_program() -> None:
-    """It may have been done in the program's thread."""
-
-    def work() -> float:
-        end_the_job()
-        return 0.0
-
-    with pytest.raises(TimeIsUpError):
-        Barrier().perform(work)
 
 
 class OutOfTimeError(TimeoutError):

@@ -1,99 +1,87 @@
-"""The code that runs in a sandbox: make one attempt, and run the result once."""
+"""The code that runs in a sandbox: try the candidates of a parcel, and measure them."""
 
 from __future__ import annotations
 
-import dataclasses
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch.fx
+
 from composer import _torch
-from composer.chain import selftest, verify
-from composer.chain.attempt import try_candidate
-from composer.chain.candidates import entries_of
-from composer.chain.eager_fallback import make_fallback
+from composer.chain import walk
+from composer.chain.eager_fallback import EagerFallback
 from composer.chain.sandbox import parcel
-from composer.errors import ComposerError, Refusal, first_line, text_of
-from composer.graphs import capture
-from composer.passes.resolve import SharedPasses
-from composer.passes.within_aotautograd import LatePasses
-from composer.policy import Cache, Candidate, Policy
-from composer.records import Attempt, GraphRequest, Reason, Status, plain
-from composer.system import control_flow
+from composer.chain.sandbox.decide import MEASURING
+from composer.errors import Refusal
+from composer.knowledge.verdict import deserves_verdict
+from composer.records import Attempt, GraphRequest, Outcome, plain
+from composer.system import hardware
 
 
-def attempt(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
-    """Make the attempt that a parcel describes, and return its record.
+def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
+    """Walk the chain of a parcel.
 
     Args:
         payload: The parcel (:func:`composer.chain.sandbox.parcel.pack`).
-        ready: Called when the parcel is unpacked; the limits count from then on.
+        ready: Called when the parcel is unpacked, and at each further step.
+
+    Returns:
+        The records of the attempts, and the places of the chain that may serve, best first. The
+        refusal of a parcel that cannot be unpacked. Or that Dynamo would capture the graph anew.
     """
-    return dict(plain(_attempt(payload, ready)))
-
-
-def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     try:
         contents = parcel.unpack(payload)
     except Refusal as error:
-        return Attempt("", error.status, error.reason, str(error), 0.0)
-    backend, options, shared, (gm, sent), around = contents.values()
+        return {"refused": plain(Attempt("", error.status, error.reason, str(error), 0.0))}
+    entries, shared, (gm, sent), facts, settings, surroundings = parcel.opened(contents)
     ready()
-    least = around["min_coverage"]
-    candidate = Candidate(backend=backend, options=options, min_coverage=least)
-    alone = Policy(
-        chain=(candidate,),
-        precision=around["precision"],
-        freeze=around["freeze"],
-    )
+    if settings["beside"]:
+        _torch.inductor.compile_in_one_thread()
+        hardware.stand_back(True)
+
+    def step(place: int | None, attempts: Sequence[Attempt]) -> None:
+        """Tell the caller what begins now; the measurement competes like the program's calls."""
+        if place is None and settings["beside"]:
+            hardware.stand_back(False)
+        ready(MEASURING if place is None else place, plain(attempts))
+
     try:
-        (entry,) = entries_of(alone, Cache(failures=0.0, artefacts=0.0))
-    except ComposerError as error:
-        message = f"in a child process: {error}"
-        return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, message, 0.0)
-    with parcel.within(around["torch"]):
-        inputs = parcel.opened(sent)
-        request = capture.read_request(gm, inputs, mode=around["mode"])
-        with _torch.compiles.as_if_captured(inputs):
-            tried = try_candidate(
-                request, entry, LatePasses(shared), require_working=selftest.require
+        with parcel.within(surroundings), _captured(gm, sent) as inputs:
+            request = GraphRequest(gm=gm, example_inputs=tuple(inputs), **facts)
+            eager = EagerFallback(request, shared)
+            outcome = walk.walk(
+                request,
+                entries,
+                eager,
+                settings["benchmark"],
+                strict=settings["strict"],
+                in_sandbox=step,
             )
-        if tried.compiled is None:
-            return tried.attempt
-        return _run(tried.compiled, request, tried.attempt, shared)
+    except _torch.dynamo.DYNAMO_CONTROL_FLOW:
+        return {"restarts": True}
+    return {
+        "attempts": plain(outcome.attempts),
+        "ranking": _ranking(outcome, len(entries)),
+        "lasts": deserves_verdict(outcome),
+    }
 
 
-def _run(
-    compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt, shared: SharedPasses
-) -> Attempt:
-    """Run the result once, with a backward in training, and return the attempt's record.
-
-    The weights have made-up values, so eager may raise as well. Then the error does not count.
-    """
-    try:
-        verify.run(compiled, request.example_inputs, request)
-    except BaseException as error:  # noqa: BLE001  # becomes a record in the caller
-        control_flow.pass_on(error)
-        if _fallback_raises(request, shared):
-            return attempt
-        message = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
-        return dataclasses.replace(
-            attempt,
-            status=Status.FAILED,
-            reason=Reason.RAISED_AT_RUNTIME,
-            message=message,
-            error_type=type(error).__name__,
-            traceback="".join(traceback.format_exception(error)),
-        )
-    return attempt
+@contextmanager
+def _captured(gm: torch.fx.GraphModule, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Compile as within Dynamo's compile; yield the inputs, with the graph's own symbols."""
+    fakes = _torch.sources.example_values(gm)
+    if any(isinstance(each, _torch.fakes.FakeTensor) for each in fakes):
+        with _torch.compiles.recaptured(gm, values):
+            yield _torch.symbols.with_symbols(gm, values)
+    else:
+        with _torch.compiles.as_if_captured(values):
+            yield values
 
 
-def _fallback_raises(request: GraphRequest, shared: SharedPasses) -> bool:
-    try:
-        with _torch.compiles.as_if_captured(request.example_inputs):
-            fallback, _ = make_fallback(request, shared)
-        verify.run(fallback, request.example_inputs, request)
-    except BaseException as error:  # noqa: BLE001  # that it raises is the answer
-        control_flow.pass_on(error)
-        return True
-    return False
+def _ranking(outcome: Outcome, places: int) -> list[int]:
+    """Return the places that may serve. Behind the first that was accepted, all others may."""
+    if outcome.ranking is not None:
+        return list(outcome.ranking)
+    accepted = [place for place, each in enumerate(outcome.attempts) if each.accepted]
+    return [*accepted, *range(len(outcome.attempts), places)] if accepted else []

@@ -10,7 +10,6 @@ from composer.chain import verify
 from composer.chain.select.rules import TIE, at_most, mean, times_as_fast
 from composer.policy import Cache, Policy
 from composer.records import GraphRequest
-from composer.system.barrier import Barrier
 
 SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 """The time of a benchmark if the policy gives none: a share of the build time, within limits. First
@@ -19,7 +18,7 @@ calls may take the same share or the upper limit, whichever is longer."""
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a benchmark may take; waits at the barrier come on top.
+    """How long a benchmark may take.
 
     Attributes:
         seconds: For all but the first call of each participant. In that call an engine may compile,
@@ -42,14 +41,11 @@ class Benchmark:
         seconds: How long it may take in all; ``None`` for a share of the build time.
         calls: The number of calls over which the build time is spread; ``None`` leaves it out.
         cache: The settings of what is kept on disk. Under ``strict`` no verdict is.
-        barrier: Lets samples be taken between the calls of a running program; ``None`` if the
-            program waits for the benchmark.
     """
 
     seconds: float | None = None
     calls: int | None = None
     cache: Cache = Cache(verdicts=0.0)  # noqa: RUF009  # frozen
-    barrier: Barrier | None = None
 
     @staticmethod
     def of(policy: Policy, cache: Cache) -> Benchmark | None:

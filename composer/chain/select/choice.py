@@ -31,7 +31,6 @@ class Tried:
         passes: The shared passes that ran within it.
         is_fallback: True if it runs the captured graph as it is (``eager``).
         bounds: How far its numbers may be off eager's; ``None`` if they are not compared.
-        trial_seconds: The seconds of its trial in a sandbox, which are a part of its attempt's.
     """
 
     attempt: Attempt
@@ -40,12 +39,11 @@ class Tried:
     passes: tuple[PassRecord, ...] = ()
     is_fallback: bool = False
     bounds: Bounds | None = None
-    trial_seconds: float = 0.0
 
-    @property
-    def build_seconds(self) -> float:
-        """The seconds of the attempt in this process."""
-        return self.attempt.seconds - self.trial_seconds
+    def with_fact(self, name: str, value: object) -> Tried:
+        """Return it with a further fact in its record."""
+        engine = self.attempt.engine | {name: value}
+        return dataclasses.replace(self, attempt=dataclasses.replace(self.attempt, engine=engine))
 
 
 def first(made: Sequence[Tried], serves: Tried, why: str = "") -> Outcome:
@@ -82,10 +80,10 @@ def fastest(
     field = [made[place] for place in racing]
     if not field[-1].is_fallback:
         field.append(fallback())
-    budget = benchmark.budget(sum(each.build_seconds for each in made))
+    budget = benchmark.budget(sum(each.attempt.seconds for each in made))
     with session.current().progress.step(request, "measuring"):
         participants = [_participant(each, benchmark) for each in field]
-        result = select.measure(participants, request, budget, benchmark.barrier)
+        result = select.measure(participants, request, budget)
     order = result.ranking(len(field))
     serves = field[order[0]]
     for at, place in enumerate(racing):
@@ -123,7 +121,7 @@ def _participant(each: Tried, benchmark: select.Benchmark) -> select.Participant
     assert each.compiled is not None
     build_share = 0.0
     if benchmark.calls is not None and not each.is_fallback:
-        build_share = each.build_seconds / benchmark.calls
+        build_share = each.attempt.seconds / benchmark.calls
     return select.Participant(each.attempt.backend, each.compiled, build_share)
 
 

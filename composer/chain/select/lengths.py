@@ -5,7 +5,6 @@ A sample begins with a lead, calls that are not timed. Then calls are timed toge
 | | lead | calls that are timed |
 |---|---|---|
 | usually | 10 ms; none before calls of 50 ms | 10 ms, doubled every 3 rounds, at most 160 ms |
-| beside a running program | likewise | 10 ms, since its calls wait for samples |
 | under a load | 200 ms | 300 ms |
 
 - *The lead.* The threads of the previous participant spin for some milliseconds, waiting for more
@@ -66,16 +65,14 @@ class Plan:
         return self.lead + self.calls * usual
 
 
-def short_sample(usual: float, number: int, *, beside_program: bool) -> Plan:
+def short_sample(usual: float, number: int) -> Plan:
     """Return the plan of a sample without a load.
 
     Args:
         usual: Seconds of a call, as far as known.
         number: The number of the round, from 0.
-        beside_program: True if calls of a running program wait for the sample.
     """
-    doubled = 0 if beside_program else number // _ROUNDS_OF_A_LENGTH
-    length = min(math.ldexp(_FIRST, doubled), _LONGEST)
+    length = min(math.ldexp(_FIRST, number // _ROUNDS_OF_A_LENGTH), _LONGEST)
     lead = _LEAD if usual < _NEEDS_NO_LEAD else 0.0
     return Plan(_calls(length, usual), lead)
 

@@ -11,9 +11,8 @@ from composer import session
 from composer.chain.candidates import ChainEntry
 from composer.chain.select import choice
 from composer.chain.select.benchmark import Benchmark
-from composer.chain.select.choice import Tried
+from composer.chain.select.decision import Decision
 from composer.chain.select.rules import lost_a_tie
-from composer.errors import Refusal
 from composer.knowledge.facts import Known
 from composer.knowledge.failure import REMEDY
 from composer.knowledge.fingerprint import Fingerprint
@@ -60,29 +59,22 @@ def keep(whole: Fingerprint, benchmark: Benchmark, outcome: Outcome) -> None:
     knowledge.unkept[whole.request.graph_key] = trouble
 
 
-def outcome_of(
-    verdict: Verdict, source: str, entries: Sequence[ChainEntry], serves: Tried
-) -> Outcome:
-    """Return the outcome of the remembered benchmark, with the winner's attempt of now.
-
-    Args:
-        verdict: The verdict.
-        source: The folder or the store that has it.
-        entries: The chain.
-        serves: The winner, or the eager fallback if that had won.
-    """
+def decision(
+    whole: Fingerprint, benchmark: Benchmark, entries: Sequence[ChainEntry]
+) -> Decision | None:
+    """Return the decision that an earlier benchmark has made; ``None`` if none is known."""
+    known = recall(whole, benchmark)
+    verdict = known.fact
+    if verdict is None:
+        return None
     # The chain may go on behind an eager that ended the walk.
     places = zip(verdict.candidates, entries, strict=False)
-    made = [_remembered(each, entry, verdict, source) for each, entry in places]
-    winner = verdict.winner
-    if winner is not None:
-        timing = _timing(verdict.candidates[winner], verdict, source)
-        made[winner] = Tried(serves.attempt.timed(timing), None)
-    return choice.outcome_of(made, serves, ranking=verdict.ranking)
+    attempts = (_remembered(each, entry, verdict, known.source) for each, entry in places)
+    return Decision(tuple(attempts), verdict.ranking)
 
 
-def _remembered(each: CandidateRecord, entry: ChainEntry, verdict: Verdict, source: str) -> Tried:
-    """Return the result of a candidate that is not built now: it was slower, or not accepted."""
+def _remembered(each: CandidateRecord, entry: ChainEntry, verdict: Verdict, source: str) -> Attempt:
+    """Return the record of a candidate that is not built now: it was slower, or not accepted."""
     attempt = functools.partial(
         Attempt,
         each.backend,
@@ -94,10 +86,8 @@ def _remembered(each: CandidateRecord, entry: ChainEntry, verdict: Verdict, sour
     )
     if each.timing:
         slower = attempt(Status.NOT_CHOSEN, Reason.SLOWER, _slower(each, verdict))
-        return Tried(slower.timed(_timing(each, verdict, source)), None)
-    message = _refused(each, verdict)
-    refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, message)
-    return Tried(attempt(refusal.status, refusal.reason, message), None, refusal)
+        return slower.timed(_timing(each, verdict, source))
+    return attempt(Status.SKIPPED, each.reason or Reason.POLICY, _refused(each, verdict))
 
 
 def _timing(each: CandidateRecord, verdict: Verdict, source: str) -> dict[str, Any]:

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from composer.chain.select import lengths
 from composer.chain.select.benchmark import Budget, Participant, Result, Timing
@@ -39,7 +38,6 @@ from composer.chain.select.timer import Timer
 from composer.errors import error_line, without_locals
 from composer.records import GraphRequest
 from composer.system import control_flow
-from composer.system.barrier import Barrier
 
 
 class _Undecided(Exception):
@@ -50,7 +48,6 @@ def measure(
     participants: Sequence[Participant],
     request: GraphRequest,
     budget: Budget,
-    barrier: Barrier | None = None,
 ) -> Result:
     """Time the participants in rounds until one is surely ahead, or the time is over.
 
@@ -58,7 +55,6 @@ def measure(
         participants: In the order of the chain; the last is the eager fallback.
         request: The graph and the first call's inputs, which are not changed.
         budget: How long this may take.
-        barrier: As in :class:`Benchmark`; waiting at it does not count as time of the benchmark.
 
     Returns:
         The result. It has no winner if the eager fallback itself raises for these inputs, inputs
@@ -69,7 +65,7 @@ def measure(
     try:
         with contextlib.ExitStack() as laid_out:
             timer = _timer(request, laid_out)
-            rounds = _Rounds(participants, timer, budget, barrier, errors)
+            rounds = _Rounds(participants, timer, budget, errors)
             rounds.warm_up()
             rounds.run()
         result = rounds.result()
@@ -101,12 +97,10 @@ class _Rounds:
         participants: Sequence[Participant],
         timer: Timer,
         budget: Budget,
-        barrier: Barrier | None,
         errors: dict[int, BaseException],
     ) -> None:
         self._participants = participants
         self._timer = timer
-        self._barrier = barrier
         self._errors = errors
         self._deadline = time.perf_counter() + budget.seconds
         self._spare, self._least_rounds = budget.first, budget.least_rounds
@@ -130,13 +124,13 @@ class _Rounds:
             extension = min(time.perf_counter() - started, self._spare)
             self._spare -= extension
             self._deadline += extension
-            self._warm_up(place, self._barrier)
+            self._warm_up(place)
 
-    def _warm_up(self, place: int, barrier: Barrier | None = None) -> None:
+    def _warm_up(self, place: int) -> None:
         if self._is_over():
             raise _Undecided("the time for it was too short for two calls of each engine")
         if place in self._alive:
-            self._warm[place] = self._sample(place, Plan(calls=1), barrier)
+            self._warm[place] = self._sample(place, Plan(calls=1))
 
     def run(self) -> None:
         """Take rounds, until one is left or the next sample would take too long.
@@ -156,7 +150,7 @@ class _Rounds:
                 plan = self._short_sample(place, number)
                 if self._is_over(after=plan.seconds(self._usual(place))):
                     return
-                times[place] = self._sample(place, plan, self._barrier)
+                times[place] = self._sample(place, plan)
             self._add(times)
 
     def _run_long(self) -> bool:
@@ -165,7 +159,7 @@ class _Rounds:
         Returns:
             True if there was a load, and time for a round.
         """
-        if self._is_settled() or self._barrier is not None or not self._is_under_load():
+        if self._is_settled() or not self._is_under_load():
             return False
         if not self._least_rounds:
             self._send_off_far()
@@ -210,8 +204,7 @@ class _Rounds:
         return not self._is_over(after=taken)
 
     def _short_sample(self, place: int, number: int) -> Plan:
-        beside_program = self._barrier is not None
-        return lengths.short_sample(self._usual(place), number, beside_program=beside_program)
+        return lengths.short_sample(self._usual(place), number)
 
     def _usual(self, place: int) -> float:
         return mean(self._samples[place] or [self._warm[place]])
@@ -226,7 +219,7 @@ class _Rounds:
         self._alive = at_most(limit, costs)
         self._waiting += costs.keys() - self._alive
 
-    def _sample(self, place: int, plan: Plan, barrier: Barrier | None = None) -> float:
+    def _sample(self, place: int, plan: Plan) -> float:
         """Return the seconds of a call; a participant that raises is out, and its time infinite.
 
         Raises:
@@ -234,9 +227,8 @@ class _Rounds:
         """
         handled = sys.exception()
         run = self._participants[place].run
-        take = functools.partial(self._timer.time, run, plan.calls, plan.lead, plan.least)
         try:
-            return take() if barrier is None else self._between_calls(take, barrier)
+            return self._timer.time(run, plan.calls, plan.lead, plan.least)
         except BaseException as error:  # noqa: BLE001  # recorded: its attempt has failed
             control_flow.pass_on(error)
             if place == len(self._participants) - 1:
@@ -244,14 +236,6 @@ class _Rounds:
             self._errors[place] = without_locals(error, handled)
             self._alive.remove(place)
             return math.inf
-
-    def _between_calls(self, take: Callable[[], float], barrier: Barrier) -> float:
-        """Take a sample at the barrier; waiting there does not count as time of the benchmark."""
-        waited = barrier.waited
-        try:
-            return barrier.perform(take)
-        finally:
-            self._deadline += barrier.waited - waited
 
     def _is_over(self, after: float = 0.0) -> bool:
         """Return True if the time of the benchmark will be over ``after`` so many seconds."""

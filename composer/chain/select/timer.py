@@ -62,7 +62,7 @@ class Timer:
         with (
             _torch.fakes.unset_fake_temporarily(),
             _torch.modes.without_save_hooks(),
-            self._drawing(),
+            torch.random.fork_rng(devices=devices(self._inputs)),
         ):
             self._lay_out()
             try:
@@ -70,12 +70,6 @@ class Timer:
             finally:
                 self._buffers.restore()
                 self._stand_ins, self._leaves = [], []
-
-    def _drawing(self) -> contextlib.AbstractContextManager[None]:
-        """Restore the random state afterwards, unless the program may change it meanwhile."""
-        if self._request.alongside:
-            return contextlib.nullcontext()
-        return torch.random.fork_rng(devices=devices(self._inputs))
 
     def _lay_out(self) -> None:
         self._stand_ins, copies = verify.copy_for_run(self._inputs, self._request)

@@ -9,6 +9,6 @@ it for the next (:mod:`~composer.system.subprocesses.servers`).
 
 from __future__ import annotations
 
-from composer.system.subprocesses.asking import NONE, Limits, ask
+from composer.system.subprocesses.asking import NONE, Limits, Unwanted, ask
 
-__all__ = ["NONE", "Limits", "ask"]
+__all__ = ["NONE", "Limits", "Unwanted", "ask"]

@@ -46,6 +46,10 @@ class Limits:
     memory: int | None = None
 
 
+class Unwanted(Exception):
+    """The answer of a sandbox is not wanted any more."""
+
+
 NONE = Limits()
 """No limits: a build in this process."""
 
@@ -55,15 +59,22 @@ def ask(
     payload: bytes,
     limits: Limits,
     began: Callable[[float], object] = lambda seconds: None,
+    *,
+    heard: Callable[..., Limits | None] = lambda *values: None,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> dict[str, Any]:
     """Have a sandbox do some work.
 
     Args:
         work: ``module:function``. The function is given the payload, and a function to call when it
-            is ready to begin; the limit of time counts from then on. It returns what JSON can hold.
+            is ready to begin; the limit of time counts from then on. It may call that function
+            again, with values, at each further step. It returns what JSON can hold.
         payload: Any bytes.
         limits: The limits of the work. The start of the sandbox does not count.
         began: Called with the seconds that the start took.
+        heard: Called with the values of a further step. It returns the limits of that step;
+            ``None`` if they stay what they are, and the time goes on.
+        is_wanted: Asked again and again; when it says False, the sandbox is ended.
 
     Returns:
         What the function returned.
@@ -71,6 +82,7 @@ def ask(
     Raises:
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``; ``declined`` with
             ``not_isolatable`` if there is no way to start a sandbox.
+        Unwanted: ``is_wanted`` said False.
     """
     if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
         what = "there is no way to start, and to end, an interpreter here"
@@ -79,7 +91,7 @@ def ask(
     sandbox = _Sandbox(server)
     try:
         server.begin(work, payload)
-        return sandbox.answer(limits, began)
+        return sandbox.answer(limits, began, heard, is_wanted)
     finally:
         sandbox.end()
 
@@ -96,11 +108,18 @@ class _Sandbox:
         self._code: int | None = None
         self._is_servers_end = False
 
-    def answer(self, limits: Limits, began: Callable[[float], object]) -> dict[str, Any]:
-        """Wait for the work, and return what it returned.
+    def answer(
+        self,
+        limits: Limits,
+        began: Callable[[float], object],
+        heard: Callable[..., Limits | None],
+        is_wanted: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """Wait for the work, and return what it returned; the arguments are those of :func:`ask`.
 
         Raises:
             Refusal: the sandbox ended without an answer, or went beyond a limit.
+            Unwanted: the answer is not wanted any more.
         """
         since, seconds = time.perf_counter(), START_SECONDS
         has_imported = has_begun = False
@@ -112,8 +131,14 @@ class _Sandbox:
                     has_imported = True
                 if kind == "ready":
                     began(time.perf_counter() - since)
-                    since, has_begun = time.perf_counter(), True
+                    has_begun = True
+                step = heard(*values) if kind == "step" else None
+                if kind == "ready" or step is not None:
+                    limits = step or limits
+                    since = time.perf_counter()
                     seconds = math.inf if limits.timeout is None else limits.timeout
+            if not is_wanted():
+                raise Unwanted
             if self._code is not None:
                 self._refuse_crashed(self._code, has_imported=has_imported)
             if limits.memory is not None:

@@ -11,6 +11,7 @@ the channel, a socket that it shares with its caller::
       | <- ["pid", 123] ------  |                           |
       | <- ["here"] ---------------------------------- imports are done
       | <- ["ready"] --------------------------------- the limit of time begins
+      | <- ["step", ...] ----------------------------- a further step, maybe with its own limits
       | <- ["answer", {...}] ------------------------- exits
       | <- ["ended", 0] ------  |
 
@@ -252,7 +253,12 @@ def _work(link: _Link, request: _Request) -> None:
     _settle(head["path"], head["environment"])
     function: Callable[..., dict[str, Any]] = pkgutil.resolve_name(head["work"])
     link.say("here")
-    link.say("answer", function(request.payload, lambda: link.say("ready")))
+    link.say("answer", function(request.payload, lambda *step: _say_step(link, step)))
+
+
+def _say_step(link: _Link, step: tuple[Any, ...]) -> None:
+    """Say that the work begins or, with values, that it begins a further step."""
+    link.say("step", *step) if step else link.say("ready")
 
 
 def _die_with(parent: int) -> None:

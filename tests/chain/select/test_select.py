@@ -28,7 +28,6 @@ from composer.errors import CandidateError, OptionError
 from composer.graphs.capture import read_request
 from composer.policy import read_policy
 from composer.system import hardware
-from composer.system.barrier import Barrier
 from composer.testing import FakeBackend, expect
 
 pytestmark = [
@@ -687,11 +686,8 @@ def test_who_is_surely_no_slower() -> None:
     assert not select.surely_ahead([], [], select.TIE)
 
 
-@pytest.mark.parametrize(("barrier", "longest"), [(None, 0.160), (Barrier(), 0.010)])
-def test_samples_grow_while_nothing_is_decided_unless_calls_wait_for_them(
-    barrier: Barrier | None, longest: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A load shows in long samples only; a program whose calls wait does not get any."""
+def test_samples_grow_while_nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load shows in long samples only."""
     lengths, noise = [], random.Random(0)
 
     def time_taken(timer: Timer, run: Any, calls: int, lead: float, least: float) -> float:
@@ -699,18 +695,15 @@ def test_samples_grow_while_nothing_is_decided_unless_calls_wait_for_them(
         return noise.choice((0.0005, 0.0015))
 
     monkeypatch.setattr(Timer, "time", time_taken)
-    monkeypatch.setattr(Barrier, "perform", lambda barrier, sample: sample())
-    assert measure_two(barrier) == 40
-    assert max(lengths) == pytest.approx(longest, rel=0.5)
+    assert measure_two() == 40
+    assert max(lengths) == pytest.approx(0.160, rel=0.5)
 
 
-def measure_two(barrier: Barrier | None = None) -> int:
+def measure_two() -> int:
     """Run a benchmark between equals; in how many rounds they took part."""
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
     participants = [select.Participant(name, gm.forward) for name in ("one", "floor")]
-    result = select.measure(
-        participants, read_request(gm, [torch.ones(2)]), ENDLESS, barrier=barrier
-    )
+    result = select.measure(participants, read_request(gm, [torch.ones(2)]), ENDLESS)
     (rounds,) = {each.rounds for each in result.timings.values()}
     return rounds
 
@@ -748,7 +741,6 @@ class Clock:
 
         monkeypatch.setattr(Timer, "time", timed)
         monkeypatch.setattr(Timer, "_call", called)
-        monkeypatch.setattr(Barrier, "perform", lambda barrier, sample: sample())
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
         waits = "composer.system.hardware.seconds_without_a_core"
@@ -756,15 +748,14 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "barrier", "lengths"),
+    ("waiting", "lengths"),
     [
-        (LOADED, None, [0.020, 0.020, 0.500, 0.500]),
-        (QUIET, None, [0.020, 0.020, 0.020, 0.030]),
-        (LOADED, Barrier(), [0.020, 0.020, 0.020, 0.020]),
+        (LOADED, [0.020, 0.020, 0.500, 0.500]),
+        (QUIET, [0.020, 0.020, 0.020, 0.030]),
     ],
 )
 def test_samples_are_long_at_once_where_others_take_the_cores(
-    waiting: float, barrier: Barrier | None, lengths: list[float], monkeypatch: pytest.MonkeyPatch
+    waiting: float, lengths: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for two rounds that send off whoever is far behind.
 
@@ -772,7 +763,7 @@ def test_samples_are_long_at_once_where_others_take_the_cores(
     """
     noise, clock = random.Random(0), Clock(waiting)
     clock.take(monkeypatch, lambda run: noise.choice((0.0009, 0.0011)))
-    measure_two(barrier)
+    measure_two()
     samples = clock.samples[4:12:2]  # after two calls of each, those of one of the two
     assert [length for length, _ in samples] == pytest.approx(lengths, rel=0.3)
 

@@ -1,4 +1,4 @@
-"""A chain for an engine slot, whose candidates are built in no time and compute nothing."""
+"""Successors for a served graph: candidates that are built in no time and compute nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from composer.runtime.slot import Built, Engine
+from composer.runtime.served import Built, Engine
 
 EAGER = "eager"
 
@@ -21,17 +21,16 @@ class Compiled:
         self.place = place
 
     def __call__(self, *args: Any) -> Any:
-        return self.place
+        return (self.place,)
 
 
-class FakeChain:
+class FakeSuccessors:
     """A chain of four candidates; one in four builds is refused.
 
     Attributes:
         record: What was recorded: the failures, and who was chosen, in their order.
         made: Of every engine that was built, a reference that does not keep it.
         faults: What must never happen, and did.
-        replaced: The place of the engine that background selection replaced.
     """
 
     recovers = True
@@ -39,12 +38,11 @@ class FakeChain:
 
     def __init__(self, seed: int = 0, retry_after: int | None = 3, refuses: float = 0.25) -> None:
         self.retry_after = retry_after
-        self.fallback: Callable[..., Any] = lambda *args: EAGER
+        self.fallback: Callable[..., Any] = lambda *args: (EAGER,)
         self.record: list[str | int] = []
         self.made: list[weakref.ref[Compiled]] = []
         self.faults: list[str] = []
         self.published = 0
-        self.replaced: str | int = EAGER
         self._refuses = refuses
         self._random = random.Random(seed)
         self.free_locks()
@@ -57,7 +55,7 @@ class FakeChain:
     def alone(self) -> Iterator[None]:
         """Note a fault if two threads are in here at once."""
         if not self._changing.acquire(blocking=False):
-            self.faults.append("two threads change the slot at once")
+            self.faults.append("two threads change the graph at once")
             yield
             return
         try:
@@ -102,8 +100,12 @@ class FakeChain:
                 self.faults.append(f"{error} is given up although {self.chosen} serves")
             self.record += [f"{what} {error}", EAGER]
 
-    def reverted(self) -> None:
-        self.record += ["reverted", self.replaced]
+    def follow(self, decision: Any, args: Sequence[Any]) -> Built:
+        """Build the candidate at the place that was decided for; none if it is ``None``."""
+        with self.alone():
+            self.record.append(EAGER if decision.place is None else decision.place)
+            order = (decision.place, *(p for p in range(4) if p != decision.place))
+            return Built(None if decision.place is None else self.engine(decision.place), order)
 
     def publish(self) -> None:
         self.published += 1

@@ -1,7 +1,7 @@
-"""Builds and records the candidates of a graph after its compile, for the graph's engine slot.
+"""Builds and records the candidates of a graph after its compile, for the served graph.
 
 The graph, its policy and its chain are kept for this; the first call's inputs are not. Only
-:mod:`composer.runtime.slot` knows which candidate serves and which ones are in quarantine.
+:mod:`composer.runtime.served` knows which candidate serves and which ones are in quarantine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +19,8 @@ from composer import _torch, session
 from composer.chain import select, verify, walk
 from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
-from composer.errors import FallbackWarning, Refusal, first_line, text_of
+from composer.chain.select.decision import Decision
+from composer.errors import Refusal, first_line, text_of
 from composer.graphs import capture, collectives, writes
 from composer.graphs.comparison import Values
 from composer.knowledge.fingerprint import Fingerprint
@@ -35,17 +36,17 @@ from composer.records import (
     Reason,
     Status,
 )
-from composer.runtime.answers import Answers, Later
+from composer.runtime.background import Selection
 from composer.runtime.backward import Backwards, watched
 from composer.runtime.sampling import Sampler, cannot_undo
-from composer.runtime.slot import Built, Engine
+from composer.runtime.served import Built, Engine, ServedGraph
 from composer.runtime.versions import Versions
 from composer.system import forks
 from composer.telemetry import notices
 
 
-class Succession:
-    """One graph's chain after the compile, and its record (:class:`composer.runtime.slot.Chain`).
+class Successors:
+    """One graph's chain after the compile, and its record.
 
     Args:
         request: The graph after the passes of the stages ``torch`` and ``aten``. Of its example
@@ -53,7 +54,15 @@ class Succession:
         resolved: The policy in force for the graph, with its candidates and passes.
         eager: The eager fallback.
         early: Records of the passes that ran before every candidate.
-        report: The record of the graph. The attribute ``report`` is the current record.
+        report: The record of the graph.
+
+    Attributes:
+        report: The current record.
+        fallback: The eager fallback.
+        recovers: True if another engine follows one that fails; else errors reach the caller.
+        retry_after: Calls that an engine's first quarantine lasts; ``None`` for ever.
+        collective: True if the graph has collectives. Then a call must not be repeated, because
+            the other ranks would not repeat theirs.
     """
 
     def __init__(
@@ -80,17 +89,18 @@ class Succession:
         self.collective = collectives.meets_other_ranks(request.gm)
         self._benchmark = select.Benchmark.of(policy, resolved.cache)
         self._unpublished: deque[CompileReport] = deque()
-        self._unheard: list[tuple[int, CompileReport, bool]] = []
+        self._unheard: list[tuple[int, CompileReport]] = []
         self._publishing = forks.lock()
-        self._reverting: Attempt | None = None
 
-    def answers(self, outcome: Outcome, backwards: Backwards, later: Later | None) -> Answers:
+    def served(
+        self, outcome: Outcome, backwards: Backwards, selection: Selection | None
+    ) -> ServedGraph:
         """Return the object that answers the graph's calls.
 
         Args:
             outcome: The result of trying the chain at the compile.
             backwards: The backwards that were compiled with it.
-            later: Background work that begins with the second call; ``None`` for none.
+            selection: The selection that begins with the second call; ``None`` for none.
         """
         if outcome.chosen == EAGER:
             self.eager.adopt(outcome.compiled)
@@ -99,14 +109,18 @@ class Succession:
         order = places if outcome.ranking is None else outcome.ranking
         built = self._built(places, outcome, backwards, order)
         is_retried = bool(built.skipped) and self.retry_after is not None
-        may_serve = built.engine is not None or is_retried
+        may_serve = built.engine is not None or is_retried or selection is not None
         samples = self._resolved.policy.verify.when == "sample" and not self.collective
         sampler = self._sampler() if may_serve and samples else None
         tracked, is_blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
         detects = may_serve and self.recovers and not is_blind
         versions = Versions(tracked, held, blind=not detects)
-        return Answers(built, self, self.report.runtime, versions, sampler, later)
+        return ServedGraph(built, self, self.report.runtime, versions, sampler, selection)
+
+    def selection(self) -> Selection:
+        """Return the background selection for the graph."""
+        return Selection(self.request, self.entries, self.eager.shared, self._benchmark)
 
     def _sampler(self) -> Sampler:
         return Sampler(
@@ -133,7 +147,8 @@ class Succession:
             return Built(None, order, skipped)
         place = next(place for place, attempt in attempts.items() if attempt.accepted)
         bounds = outcome.bounds or self._resolved.policy.verify.bounds
-        return Built(Engine(outcome.compiled, place, bounds, backwards), order, skipped)
+        run = _torch.breaks.undisabled(outcome.compiled)
+        return Built(Engine(run, place, bounds, backwards), order, skipped)
 
     def _exact(self, args: Sequence[Any], request: GraphRequest) -> Values:
         """Return the eager fallback's values in float64 for the inputs of a call."""
@@ -175,7 +190,7 @@ class Succession:
 
     def build(self, places: Sequence[int], args: Sequence[Any]) -> Built:
         """Build the candidates at these places in turn until one is accepted, and record them."""
-        outcome, backwards = self.walk(args, [self.entries[place] for place in places])
+        outcome, backwards = self._walk(args, [self.entries[place] for place in places])
         self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
         return self._built(places, outcome, backwards)
 
@@ -187,7 +202,7 @@ class Succession:
         entry = self.entries[place]
         fingerprint = Fingerprint(self.request, (entry.parts,))
         session.current().knowledge.forget(Quarantined, fingerprint)
-        outcome, backwards = self.walk(args, (entry,), self._benchmark)
+        outcome, backwards = self._walk(args, (entry,), self._benchmark)
         attempts = (*self.report.attempts, *outcome.attempts)
         if not outcome.attempts[0].accepted:
             self._record(attempts, self.report.chosen)
@@ -195,97 +210,70 @@ class Succession:
         self._record(attempts, outcome.chosen, outcome)
         return self._built((place,), outcome, backwards).engine
 
-    def selected(self, outcome: Outcome, first: int) -> tuple[Built, bool]:
-        """Record the result of background selection.
+    def follow(self, decision: Decision | str, args: Sequence[Any]) -> Built:
+        """Build what the background has chosen, and record it.
 
         Args:
-            outcome: The result of the selection.
-            first: The place of the engine that has served so far.
-
-        Returns:
-            The new engine, and True if the engine that has served so far may serve again when the
-            new one fails.
+            decision: The decision; or text, why there is none. Then the first that is accepted
+                here serves.
+            args: The inputs to build for.
         """
-        ahead = list(outcome.ranking or ())
-        stays, may_return = outcome.attempts[first].accepted, first in ahead
-        if may_return and not stays:
-            ahead.remove(first)
-            ahead.insert(1, first)
-        since = self.report.attempts[first + 1 :]
-        self._reverting = dataclasses.replace(
-            outcome.attempts[first], status=Status.SUCCEEDED, reason=None, message=""
+        places = tuple(range(len(self.entries)))
+        with self._compiling(args) as (request, backwards):
+            if isinstance(decision, str):
+                outcome = self._first(request, decision)
+            else:
+                chain = self.entries, self.eager, decision, self._benchmark
+                outcome = walk.follow(request, *chain)
+        self._record(outcome.attempts, outcome.chosen, outcome)
+        order = places if outcome.ranking is None else outcome.ranking
+        return self._built(places, outcome, backwards, order)
+
+    def _first(self, request: GraphRequest, why: str) -> Outcome:
+        """Walk the chain to the first that is accepted, and note why that one serves."""
+        outcome = walk.walk(request, self.entries, self.eager, at_run_time=True)
+        ends = (
+            end._replace(attempt=end.attempt.timed(f"no: {why}")) if end.attempt.accepted else end
+            for end in outcome.ends
         )
-        attempts = (*outcome.attempts, *since)
-        self._record(attempts, outcome.chosen, None if stays else outcome, alongside=True)
-        return self._built(range(len(self.entries)), outcome, None, tuple(ahead)), may_return
+        return dataclasses.replace(outcome, ends=tuple(ends))
 
-    def reverted(self) -> None:
-        """Record that the engine that was replaced serves again."""
-        attempt = self._reverting
-        assert attempt is not None
-        self._record((*self.report.attempts, attempt), attempt.backend)
-
-    def tell(self, timing: str) -> None:
-        """Record why there is no result of the background benchmark."""
-        attempts = [
-            each if each.timing is None else each.timed(timing) for each in self.report.attempts
-        ]
-        self._record(tuple(attempts), self.report.chosen, alongside=True)
-
-    def walk(
+    def _walk(
         self,
         args: Sequence[Any],
         entries: Sequence[ChainEntry],
         benchmark: select.Benchmark | None = None,
-        *,
-        alongside: bool = False,
-        made: dict[str, object] | None = None,
     ) -> tuple[Outcome, Backwards]:
-        """Try candidates after Dynamo's compile is over; return the outcome and their backwards.
-
-        Args:
-            args: The inputs to build for.
-            entries: The candidates.
-            benchmark: How to find the fastest; ``None`` takes the first that is accepted.
-            alongside: True if the program runs meanwhile.
-            made: Results that engines share between walks over the same graph.
-        """
-        request = dataclasses.replace(self.request_for(args), alongside=alongside)
-        with _torch.compiles.recaptured(request.gm, args), watched() as backwards:
-            outcome = walk.walk(
-                request,
-                entries,
-                self.eager,
-                benchmark,
-                strict=False,
-                at_run_time=True,
-                made=made,
-            )
+        """Try candidates for the inputs of a call; return the outcome and their backwards."""
+        with self._compiling(args) as (request, backwards):
+            outcome = walk.walk(request, entries, self.eager, benchmark, at_run_time=True)
         return outcome, backwards
+
+    @contextlib.contextmanager
+    def _compiling(self, args: Sequence[Any]) -> Iterator[tuple[GraphRequest, Backwards]]:
+        """Compile after Dynamo's compile is over; yield the request, and what guards backwards."""
+        request = self.request_for(args)
+        with _torch.compiles.recaptured(request.gm, args), watched() as backwards:
+            yield request, backwards
 
     def request_for(self, args: Sequence[Any]) -> GraphRequest:
         """Return the graph's request with the inputs of a call."""
         return capture.for_call(self.request, args)
 
     def _record(
-        self,
-        attempts: tuple[Attempt, ...],
-        chosen: str,
-        outcome: Outcome | None = None,
-        *,
-        alongside: bool = False,
+        self, attempts: tuple[Attempt, ...], chosen: str, outcome: Outcome | None = None
     ) -> None:
         passes = (*self._early, *outcome.passes) if outcome else self.report.passes
         changed = dataclasses.replace(self.report, attempts=attempts, chosen=chosen, passes=passes)
         session.current().replace(self.report, changed)
         self.report = changed
         self._unpublished.append(changed)
-        self._unheard.append((threading.get_ident(), changed, alongside))
+        self._unheard.append((threading.get_ident(), changed))
 
     def publish(self) -> None:
         """Give the records of the changes to the sinks, and warn of those that this thread made.
 
-        The slot's lock is not held here, because a sink may be slow or may call the graph.
+        The served graph's lock is not held here, because a sink may be slow or may call the graph.
 
         Raises:
             FallbackWarning: the user has turned that warning into an error.
@@ -296,10 +284,7 @@ class Succession:
                 here.sinks.emit(self._unpublished.popleft(), first=False)
         for mine in [each for each in self._unheard if each[0] == threading.get_ident()]:
             self._unheard.remove(mine)
-            _, changed, alongside = mine
-            # In the background a warning that is an error reaches nobody; the log has it as well.
-            with contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext():
-                notices.warn_of_fallbacks(changed, asked_by_name=self._resolved.names_chain)
+            notices.warn_of_fallbacks(mine[1], asked_by_name=self._resolved.names_chain)
 
 
 def _writable_inputs(

@@ -1,0 +1,199 @@
+"""Decides in a sandbox which candidate is to serve a graph, before any is built in the program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from composer import session
+from composer.chain import select
+from composer.chain.candidates import ChainEntry
+from composer.chain.sandbox import parcel
+from composer.chain.select.decision import Decision
+from composer.errors import Refusal, SandboxRefusal, refuse, text_of
+from composer.knowledge.fingerprint import Fingerprint
+from composer.passes.resolve import SharedPasses
+from composer.records import Attempt, GraphRequest, Reason, Status, plain
+from composer.system import memory, subprocesses
+from composer.system.subprocesses import NONE, Limits
+
+MEASURING = -1
+"""The step of a sandbox in which all candidates are measured."""
+
+_FOREIGN = (Reason.NOT_ISOLATABLE, Reason.NOT_REGISTERED)
+"""Reasons that a candidate may have in a sandbox alone."""
+
+_COPIES = 3
+"""A sandbox takes about so many times the memory of the graph's tensors: engines keep copies."""
+
+_BESIDES = 1 << 30
+"""Bytes that a sandbox takes besides."""
+
+
+def decide(
+    request: GraphRequest,
+    entries: Sequence[ChainEntry],
+    shared: SharedPasses,
+    benchmark: select.Benchmark | None,
+    *,
+    strict: bool = False,
+    beside: Mapping[str, Any] | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Decision:
+    """Try the candidates of a chain in a sandbox, and measure them there.
+
+    A candidate that ends the sandbox or exceeds its limits there is ``crashed`` or ``timed_out``,
+    and another sandbox goes on without it. It finds the artefacts of the first.
+
+    Args:
+        request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
+        entries: The chain.
+        shared: The passes of the later stages.
+        benchmark: How to find the fastest; ``None`` for the first that is accepted.
+        strict: End with the first candidate that is not accepted.
+        beside: If the program runs meanwhile, so that the sandbox is to stand back, the
+            surroundings of the call that the inputs are from.
+        is_wanted: Asked again and again; when it says False, the sandbox is ended.
+
+    Raises:
+        Refusal: ``declined`` with ``not_isolatable``, or trouble that is no candidate's.
+        Unwanted: ``is_wanted`` said False.
+    """
+    if any(each.stays_here for each in entries):
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, "the policy says isolate = false")
+    _require_memory(request)
+    settings = {"benchmark": benchmark, "strict": strict, "beside": beside is not None}
+    under_way = _UnderWay(request, list(entries))
+    while True:
+        try:
+            answer = _ask(under_way, shared, settings, beside, is_wanted)
+        except SandboxRefusal as refusal:
+            if refusal.by_others or under_way.place is None:
+                raise
+            if under_way.place == MEASURING:
+                return under_way.unmeasured(refusal)
+            under_way.bar(refusal)
+        else:
+            attempts = parcel.attempts_of(answer)
+            return under_way.decided(attempts, answer["ranking"], lasts=answer["lasts"])
+
+
+def _ask(
+    under_way: _UnderWay,
+    shared: SharedPasses,
+    settings: Mapping[str, Any],
+    beside: Mapping[str, Any] | None,
+    is_wanted: Callable[[], bool],
+) -> dict[str, Any]:
+    """Return the answer of a sandbox to the chain as it is now."""
+    with parcel.Memory() as shared_memory, under_way.shown:
+        case = parcel.case(under_way.request, under_way.entries, shared, settings, beside)
+        payload = parcel.pack(case, shared_memory)
+        return subprocesses.ask(
+            parcel.WORK, payload, NONE, heard=under_way.hear, is_wanted=is_wanted
+        )
+
+
+def _require_memory(request: GraphRequest) -> None:
+    """Refuse if there is not enough memory for a second process with this graph."""
+    available = memory.available_memory()
+    tensors = [each for each in request.example_inputs if isinstance(each, torch.Tensor)]
+    tensors += [*request.gm.parameters(), *request.gm.buffers()]
+    needed = _COPIES * sum(each.nbytes for each in tensors) + _BESIDES
+    if available is not None and available < needed:
+        least, most = needed >> 20, available >> 20
+        message = f"a child process may take {least} MiB of memory, and {most} MiB are available"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, message)
+
+
+@dataclass
+class _UnderWay:
+    """A decision under way.
+
+    Attributes:
+        request: The graph.
+        entries: The chain. Candidates that have ended a sandbox are barred.
+        ended: The records of candidates that have ended a sandbox, by their places.
+        place: The candidate that is tried now, or :data:`MEASURING`; ``None`` for none yet.
+        began: When that began.
+        tried: The records of the candidates that the present sandbox has tried.
+        shown: Shows in the progress what is done now.
+    """
+
+    request: GraphRequest
+    entries: list[ChainEntry]
+    ended: dict[int, Attempt] = field(default_factory=dict)
+    place: int | None = None
+    began: float = 0.0
+    tried: list[Attempt] = field(default_factory=list)
+    shown: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def hear(self, place: int, tried: Sequence[dict[str, Any]]) -> Limits:
+        """Note a step of the sandbox; return its limits."""
+        self.place = place
+        self.began = time.perf_counter()
+        self.tried = parcel.attempts_of({"attempts": tried})
+        self.shown.close()
+        what = "measuring" if place == MEASURING else self.entries[place].candidate.name
+        self.shown.enter_context(session.current().progress.step(self.request, what))
+        if place == MEASURING:
+            return NONE
+        limits = self.entries[place].limits
+        return limits if limits.isolate else dataclasses.replace(limits, memory=None)
+
+    def bar(self, refusal: SandboxRefusal) -> None:
+        """Note that the candidate which was tried has ended the sandbox, and try it no more."""
+        assert self.place is not None
+        entry = self.entries[self.place]
+        attempt = Attempt(
+            entry.candidate.name,
+            refusal.status,
+            refusal.reason,
+            text_of(refusal),
+            time.perf_counter() - self.began,
+            engine={"precision": entry.precision} if entry.precision else {},
+            traceback=refusal.traceback,
+            options=plain(dict(entry.candidate.options)),
+            precision=entry.precision,
+            tentative=entry.tentative,
+        )
+        entry.learn(Fingerprint(self.request, (entry.parts,)), attempt, refusal)
+        self.ended[self.place] = attempt
+        self.entries[self.place] = dataclasses.replace(entry, barred=text_of(refusal))
+        self.place = None
+
+    def decided(
+        self, attempts: Sequence[Attempt], ranking: Sequence[int], *, lasts: bool
+    ) -> Decision:
+        """Return the decision.
+
+        Raises:
+            Refusal: a candidate is not known in the sandbox, and is known here.
+        """
+        for entry, attempt in zip(self.entries, attempts, strict=False):
+            if attempt.reason in _FOREIGN and _is_known_here(entry, self.request):
+                raise parcel.refusal_of(attempt)
+        own = (self.ended.get(place, each) for place, each in enumerate(attempts))
+        return Decision(tuple(own), tuple(ranking), lasts)
+
+    def unmeasured(self, refusal: SandboxRefusal) -> Decision:
+        """Return the decision for the order of the chain, if the measurement ended the sandbox."""
+        why = f"no: when they were measured, {text_of(refusal)}"
+        attempts = [each.timed(why) if each.accepted else each for each in self.tried]
+        places = [place for place, each in enumerate(attempts) if each.accepted]
+        return self.decided(attempts, places, lasts=False)
+
+
+def _is_known_here(entry: ChainEntry, request: GraphRequest) -> bool:
+    """Return True if this process finds the engine."""
+    try:
+        entry.backend.probe(request)
+    except Refusal as refusal:
+        return refusal.reason not in _FOREIGN
+    return True

@@ -1,0 +1,68 @@
+"""A decision: which candidates may serve a graph, as a benchmark that is over has found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from composer.chain.select.choice import Tried
+from composer.errors import SandboxRefusal
+from composer.records import Attempt, End, Outcome, Status
+
+_WITHOUT_ERROR = (Status.SUCCEEDED, Status.NOT_CHOSEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is known of the candidates of a graph before one of them is built here.
+
+    Attributes:
+        attempts: The records of the candidates, in the order of the chain. It may end before the
+            chain does.
+        ranking: The places of the candidates that may serve, best first. Empty if eager is to.
+        lasts: False if it would probably differ the next time.
+    """
+
+    attempts: tuple[Attempt, ...]
+    ranking: tuple[int, ...]
+    lasts: bool = True
+
+    def outcome(
+        self, place: int | None, serves: Tried, refused: Mapping[int, Tried] | None = None
+    ) -> Outcome:
+        """Return the outcome of a walk that follows this decision.
+
+        Args:
+            place: The place of the candidate that serves; ``None`` for the eager fallback.
+            serves: That candidate, as it was built here, or the eager fallback.
+            refused: Candidates that stood before it in the ranking, and were not accepted here.
+        """
+        here = {p: End(each.attempt, each.error) for p, each in (refused or {}).items()}
+        if place is not None:
+            here[place] = End(self._built_here(place, serves.attempt), None)
+        assert serves.compiled is not None
+        return Outcome(
+            ends=tuple(here.get(p) or _end_of(each) for p, each in enumerate(self.attempts)),
+            chosen=serves.attempt.backend,
+            compiled=serves.compiled,
+            passes=serves.passes,
+            bounds=serves.bounds,
+            ranking=tuple(each for each in self.ranking if each not in (refused or {})),
+        )
+
+    def _built_here(self, place: int, attempt: Attempt) -> Attempt:
+        """Return an attempt of now with the measured times, and the seconds of its first build."""
+        earlier = self.attempts[place]
+        if earlier.seconds:
+            facts = attempt.engine | {"built_apart": {"seconds": round(earlier.seconds, 3)}}
+            attempt = dataclasses.replace(attempt, engine=facts)
+        return attempt.timed(earlier.timing)
+
+
+def _end_of(attempt: Attempt) -> End:
+    """Return an attempt of earlier with the error that it ended in."""
+    if attempt.status in _WITHOUT_ERROR or attempt.reason is None:
+        return End(attempt, None)
+    ended = attempt.status, attempt.reason, attempt.message
+    return End(attempt, SandboxRefusal(*ended, attempt.error_type, attempt.traceback))

@@ -1,0 +1,385 @@
+"""In the background: eager answers, and a sandbox finds out which engine is to serve."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import engines
+import pytest
+import torch
+from common import compiled, in_child, last
+
+import composer
+from composer import session
+from composer.chain.select.decision import Decision
+from composer.errors import SandboxRefusal
+from composer.knowledge.verdict import Verdict
+from composer.records import Attempt, Reason, Status
+from composer.runtime import background
+from composer.system.subprocesses import Unwanted
+from composer.testing import FakeBackend, expect, settle
+
+pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+
+SLOW = pytest.mark.slow
+"""A sandbox is started."""
+
+WAIT = 60.0
+FASTEST = {"by": "fastest", "background": True}
+TIMED = {"ms": 1.0, "ratio": 1.0, "rounds": 9, "eager_ms": 2.0, "seconds": 0.1, "least_ms": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def _settled() -> Iterator[None]:
+    yield
+    settle(WAIT)
+
+
+class Sandbox:
+    """Stands for the sandbox that decides.
+
+    Attributes:
+        decision: What it decides.
+        error: What it raises instead.
+        may_end: It waits for this.
+        inputs: The inputs of the calls that it was asked for.
+        unwanted: It was told that nobody waits for it any more.
+    """
+
+    def __init__(self) -> None:
+        self.decision: Decision | None = None
+        self.error: Exception | None = None
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.inputs: list[Any] = []
+        self.unwanted = threading.Event()
+
+    def __call__(self, request: Any, *_: Any, is_wanted: Callable[[], bool], **__: Any) -> Decision:
+        self.inputs.append(request.example_inputs)
+        while not self.may_end.wait(0.01):
+            if not is_wanted():
+                self.unwanted.set()
+                raise Unwanted
+        if self.error is not None:
+            raise self.error
+        assert self.decision is not None
+        return self.decision
+
+    def decides(self, *ranking: int, places: int = 2) -> None:
+        """Have it decide for the candidates at these places, best first."""
+        attempts = [self._attempt(place, ranking) for place in range(places)]
+        self.decision = Decision(tuple(attempts), ranking)
+
+    def _attempt(self, place: int, ranking: tuple[int, ...]) -> Attempt:
+        if ranking[:1] == (place,):
+            return Attempt("x", Status.SUCCEEDED, None, "", 2.0, timing=TIMED)
+        return Attempt("x", Status.NOT_CHOSEN, Reason.SLOWER, "slower", 2.0, timing=TIMED)
+
+
+@pytest.fixture
+def sandbox(monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    made = Sandbox()
+    monkeypatch.setattr(background.sandbox, "decide", made)
+    return made
+
+
+def beside(function: Any, *chain: Any, **options: Any) -> Any:
+    """Compile with a selection in the background."""
+    return compiled(function, *chain, **{"verify": "off", "select": FASTEST} | options)
+
+
+def test_eager_answers_until_the_choice_is_loaded_at_one_call(sandbox: Sandbox) -> None:
+    """Nothing is built before that, and then the winner alone. The report follows."""
+    slow, quick = FakeBackend(name="slow"), FakeBackend(name="quick")
+    sandbox.decides(1, 0)
+    sandbox.may_end.clear()
+    x = torch.randn(3)
+    f = beside(torch.sin, slow, quick)
+    with expect(graphs=1, calls=5, fallbacks=0):
+        for _ in range(3):
+            assert torch.equal(f(x), x.sin())
+        assert last().chosen == "eager"
+        assert {each.status for each in last().attempts} == {"skipped"}
+        assert slow.compiles + quick.compiles == 0
+        sandbox.may_end.set()
+        settle()
+        assert quick.compiles == 0
+        for _ in range(2):
+            assert torch.equal(f(x), x.sin())
+    assert (slow.compiles, quick.compiles) == (0, 1)
+    assert last().chosen == "quick"
+    assert [str(each.status) for each in last().attempts] == ["not_chosen", "succeeded"]
+    assert last().attempts[1].timing == TIMED
+    assert last().attempts[1].engine["built_apart"] == {"seconds": 2.0}
+
+
+def test_graph_that_is_called_once_needs_no_engine(sandbox: Sandbox) -> None:
+    """Nothing is built for it anywhere."""
+    beside(torch.sin, FakeBackend())(torch.ones(2))
+    settle()
+    assert sandbox.inputs == []
+
+
+def test_sandbox_gets_copies_of_the_second_calls_inputs(sandbox: Sandbox) -> None:
+    """With numbers for sizes that are symbols; the program may write to its own."""
+    sandbox.decides(0)
+    f = beside(lambda x: x.sin(), FakeBackend(), dynamic=True)
+    f(torch.ones(3))
+    x = torch.zeros(5)
+    f(x)
+    settle()
+    ((size, copy),) = sandbox.inputs
+    assert size == 5
+    assert torch.equal(copy, torch.zeros(5))
+    assert copy.data_ptr() != x.data_ptr()
+    assert torch.equal(f(torch.ones(4)), torch.ones(4).sin())
+    assert last().chosen == "fake_honest"
+
+
+def test_eager_goes_on_where_it_is_the_fastest(sandbox: Sandbox) -> None:
+    """No engine is built here."""
+    backend = FakeBackend()
+    sandbox.decides(places=1)
+    f = beside(torch.sin, backend)
+    f(torch.ones(2))
+    f(torch.ones(2))
+    settle()
+    assert torch.equal(f(torch.ones(2)), torch.ones(2).sin())
+    assert (last().chosen, backend.compiles) == ("eager", 0)
+    assert last().attempts[0].reason == "slower"
+
+
+def test_engine_that_was_chosen_and_fails_gives_way_to_the_next(sandbox: Sandbox) -> None:
+    """The next of the ranking; eager answers the call that failed."""
+    sandbox.decides(1, 0)
+    f = beside(torch.sin, FakeBackend(name="next"), FakeBackend("raises", at=2, name="fails"))
+    x = torch.ones(2)
+    for _ in range(2):
+        f(x)
+    settle()
+    for _ in range(3):
+        assert torch.equal(f(x), x.sin())
+    assert (last().chosen, last().runtime.fallbacks) == ("next", 1)
+
+
+def test_winner_that_is_refused_here_gives_way_to_the_next(sandbox: Sandbox) -> None:
+    """At the same call."""
+    sandbox.decides(0, 1)
+    f = beside(torch.sin, FakeBackend("raises"), FakeBackend(name="next"))
+    x = torch.ones(2)
+    for _ in range(2):
+        f(x)
+    settle()
+    assert torch.equal(f(x), x.sin())
+    assert last().chosen == "next"
+    assert [str(each.status) for each in last().attempts] == ["failed", "succeeded"]
+
+
+def test_first_accepted_serves_where_no_sandbox_can_decide(sandbox: Sandbox) -> None:
+    """The record says why."""
+    sandbox.error = SandboxRefusal(Status.DECLINED, Reason.NOT_ISOLATABLE, "it cannot be sent")
+    f = beside(torch.sin, FakeBackend("raises"), FakeBackend(name="next"))
+    x = torch.ones(2)
+    for _ in range(2):
+        f(x)
+    settle()
+    assert torch.equal(f(x), x.sin())
+    assert last().chosen == "next"
+    assert last().attempts[1].timing == "no: it cannot be sent"
+
+
+def test_verdict_is_kept_and_loaded_at_once_the_next_time(sandbox: Sandbox) -> None:
+    """Then nothing is asked of a sandbox."""
+    sandbox.decides(0, 1)
+    x = torch.ones(2)
+    for _ in range(2):
+        torch.compiler.reset()
+        f = beside(torch.sin, "aot_eager", "eager")
+        f(x)
+        f(x)
+        settle()
+        f(x)
+        assert last().chosen == "aot_eager"
+    assert len(sandbox.inputs) == 1
+    assert len(Verdict.cache().entries()) == 1
+
+
+def test_reset_ends_the_selection(sandbox: Sandbox) -> None:
+    """Eager goes on."""
+    sandbox.may_end.clear()
+    f = beside(torch.sin, FakeBackend())
+    f(torch.ones(2))
+    f(torch.ones(2))
+    composer.reset()
+    assert sandbox.unwanted.wait(WAIT)
+    assert torch.equal(f(torch.ones(2)), torch.ones(2).sin())
+
+
+def test_graph_that_is_dropped_ends_the_selection(sandbox: Sandbox) -> None:
+    """Nobody would call the winner."""
+    sandbox.may_end.clear()
+    f = beside(torch.sin, FakeBackend())
+    f(torch.ones(2))
+    f(torch.ones(2))
+    del f
+    torch.compiler.reset()
+    assert sandbox.unwanted.wait(WAIT)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_goes_on_with_eager(sandbox: Sandbox) -> None:
+    """The thread that waits for the sandbox does not exist there."""
+    sandbox.decides(0)
+    sandbox.may_end.clear()
+    f = beside(torch.sin, FakeBackend())
+    f(torch.ones(2))
+    f(torch.ones(2))
+
+    def child() -> None:
+        assert session.current().background.settled(0.0)
+        assert torch.equal(f(torch.ones(2)), torch.ones(2).sin())
+
+    assert in_child(child) == 0
+    sandbox.may_end.set()
+    settle()
+    f(torch.ones(2))
+    assert last().chosen == "fake_honest"
+
+
+def test_training_steps_change_engines_between_two_steps(sandbox: Sandbox) -> None:
+    """Also between two of those whose gradients are added."""
+    sandbox.decides(0, places=1)
+    net, same = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    same.load_state_dict(net.state_dict())
+    f = beside(net, "aot_eager")
+    for number in range(4):
+        x = torch.randn(4, 3)
+        f(x).sum().backward()
+        same(x).sum().backward()
+        if number == 1:
+            settle()
+    assert last().training
+    assert last().chosen == "aot_eager"
+    torch.testing.assert_close(net.weight.grad, same.weight.grad)
+
+
+def test_choice_is_compared_with_eager_when_it_is_loaded(sandbox: Sandbox) -> None:
+    """As the policy asks, by the call's own inputs."""
+    sandbox.decides(0, 1)
+    f = beside(torch.sin, FakeBackend("wrong_value"), FakeBackend(name="next"), verify="compile")
+    x = torch.ones(2)
+    for _ in range(2):
+        f(x)
+    settle()
+    assert torch.equal(f(x), x.sin())
+    assert last().chosen == "next"
+    assert last().attempts[0].status == "rejected"
+
+
+def test_strict_builds_at_the_first_call(sandbox: Sandbox) -> None:
+    """So an error reaches its caller."""
+    select = {"by": "first", "background": True}
+    f = beside(torch.sin, FakeBackend(), select=select, strict=True)
+    f(torch.ones(2))
+    assert sandbox.inputs == []
+    assert last().chosen == "fake_honest"
+
+
+@SLOW
+def test_sandbox_chooses_an_engine_while_the_program_calls() -> None:
+    """A real one, with an engine that ends it; torch's own flags stay what they are."""
+    x = torch.randn(3)
+    options = {"chain": [FakeBackend("segfaults"), engines.honest], "select": FASTEST}
+    f = torch.compile(torch.sin, backend="composer", options=options)
+    seen = set()
+    f(x)
+    f(x)
+    while not session.current().background.settled(0.001):
+        seen.add(
+            (torch.compiler.is_compiling(), torch.get_default_dtype(), torch.is_grad_enabled())
+        )
+        assert torch.equal(f(x), x.sin())
+    assert seen == {(False, torch.float32, True)}
+    assert torch.equal(f(x), x.sin())
+    assert last().attempts[0].reason == "crashed"
+    assert last().attempts[1].timing["ms"] > 0
+
+
+@SLOW
+def test_sandbox_takes_the_first_that_is_accepted() -> None:
+    """With ``by = "first"``: nothing is measured."""
+    select = {"by": "first", "background": True}
+    options = {"chain": [FakeBackend("raises"), engines.honest], "select": select}
+    f = torch.compile(torch.sin, backend="composer", options=options)
+    x = torch.ones(3)
+    for _ in range(2):
+        f(x)
+    settle()
+    assert torch.equal(f(x), x.sin())
+    assert last().chosen == "honest"
+    assert last().attempts[1].timing is None
+
+
+PROGRAM = """
+import os, sys, torch
+sys.path[:0] = sys.argv[2:]
+from composer.testing import FakeBackend
+options = {"chain": [FakeBackend("hangs")], "select": {"by": "fastest", "background": True}}
+f = torch.compile(torch.sin, backend="composer", options=options)
+for _ in range(3):
+    f(torch.ones(2))
+import composer.session as session
+import time
+while not session.current().progress.now():
+    time.sleep(0.05)
+print("building", flush=True)
+{ends}
+"""
+ENDS = {
+    "returns": "",
+    "exits": "sys.exit(0)",
+    "is ended": "os.kill(os.getpid(), 15)",
+    "is killed": "os.kill(os.getpid(), 9)",
+    "is interrupted": "os.kill(os.getpid(), 2)",
+}
+
+
+@SLOW
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
+@pytest.mark.parametrize("how", ENDS)
+def test_no_process_is_left_behind(how: str) -> None:
+    """However the program ends while a candidate hangs in a sandbox; and it ends at once."""
+    mark = f"composer-test-{os.getpid()}-{how.replace(' ', '-')}"
+    environment = os.environ | {"COMPOSER_TEST_MARK": mark}
+    code = PROGRAM.replace("{ends}", ENDS[how])
+    done = subprocess.run(
+        [sys.executable, "-c", code, "-", *sys.path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "building" in done.stdout, done.stderr
+    until = time.monotonic() + WAIT
+    while _marked(mark) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert _marked(mark) == []
+
+
+def _marked(mark: str) -> list[str]:
+    """The processes with a mark in their environment."""
+    found = []
+    for each in Path("/proc").glob("*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if mark.encode() in each.read_bytes():
+                found.append(each.parent.name)
+    return found
