@@ -177,6 +177,20 @@ def test_warm_up_of_a_program_that_compiles_at_each_call_has_an_end() -> None:
     assert len(calls) == 20
 
 
+def test_after_the_warm_up_torch_can_be_told_to_compile_no_more() -> None:
+    """In all threads, as the page for services has it; a new dtype is answered by plain torch."""
+    f = compiled(torch.sin, "eager")
+    composer.warm_up(f, [(torch.ones(2),)])
+    answers: list[torch.Tensor] = []
+    x = torch.ones(2, dtype=torch.float64)
+    with torch.compiler.set_stance("eager_on_recompile"):
+        thread = threading.Thread(target=lambda: answers.extend([f(x), f(x.float())]))
+        thread.start()
+        thread.join()
+    assert [each.dtype for each in answers] == [torch.float64, torch.float32]
+    assert [graph.runtime.calls for graph in composer.reports()] == [4]
+
+
 def test_warm_up_of_something_that_is_not_compiled_warns() -> None:
     """Or of nothing at all: the program would believe that it is warm."""
     with pytest.warns(FallbackWarning, match="no call of composer.warm_up reached a graph"):
