@@ -23,6 +23,7 @@ if _typing.TYPE_CHECKING:
     from composer.records import Attempt, CompileReport, Reason, Status
     from composer.session import configure, report, reports, reset
     from composer.tools.explain import explain
+    from composer.tools.warm_up import warm_up
 
 __all__ = [
     "Attempt",
@@ -42,6 +43,7 @@ __all__ = [
     "reset",
     "testing",
     "using",
+    "warm_up",
 ]
 
 _HOMES = {
@@ -50,6 +52,7 @@ _HOMES = {
     "records": ("Attempt", "CompileReport", "Reason", "Status"),
     "session": ("configure", "report", "reports", "reset"),
     "tools.explain": ("explain",),
+    "tools.warm_up": ("warm_up",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

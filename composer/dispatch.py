@@ -218,6 +218,7 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     notices.warn_of_mistake(case.resolved.disregarded)
     if objection:
         raise objection
+    notices.warn_of_lock(report)
     notices.warn_of_fallbacks(report, asked_by_name=case.resolved.names_chain)
     notices.warn_of_passes(report)
     notices.warn_of_late_compile(report)
@@ -246,5 +247,6 @@ def _report(case: _Case, outcome: Outcome, chosen: str, seconds: float) -> Compi
         seconds=seconds,
         waited=waited,
         recompiled=first_line(reason),
+        lock=case.resolved.lock,
         late=session.current().late_compiles.judge(request.graph_id, request.model),
     )

@@ -373,6 +373,26 @@ class LateCompile:
         return f"after {self.calls:,} calls and {self.seconds:,.0f} s without a new graph"
 
 
+@dataclass(frozen=True, slots=True)
+class ForLock:
+    """What ``composer.lock`` holds of a graph and no other field of its record has."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
+
+    parts: dict[str, str]
+    """What identifies the graph, in named parts. Each is a text or a digest."""
+    passes: tuple[dict[str, Any], ...]
+    """The shared passes that the policy names, in order: name, parameters and fingerprint."""
+    policy: dict[str, Any]
+    """The fields of the policy that decide how the graph is compiled and are not the default."""
+    versions: dict[str, dict[str, str]]
+    """For each candidate, and for eager, the versions of its packages, of torch and of composer.
+    The version of a package that is not installed is empty."""
+    unlocked: str = ""
+    """Under ``locked = "warn"``, why the lock does not decide who serves the graph; empty if it
+    does, or if the policy has another value."""
+
+
 class End(NamedTuple):
     """An attempt, and its error; ``None`` if it was accepted, or was only slower."""
 
@@ -458,6 +478,9 @@ class CompileReport:
     """Dynamo's reason, if it compiled the same code before; empty if not, or if it gives none."""
     late: LateCompile | None = None
     """How late the compile came, if its function had settled; else null."""
+    lock: ForLock | None = None
+    """What ``composer.lock`` would hold of the graph besides. It is null unless records are written
+    to a file (``COMPOSER_TELEMETRY``), the policy is ``locked``, or ``composer lock`` runs."""
     runtime: Runtime = field(default_factory=Runtime, compare=False)
     """The counters since the compile. They are live in the process; a written record has their
     values at that time."""

@@ -50,8 +50,7 @@ if __name__ == "__main__":
     port = parser.parse_args().port
     composer.configure(POLICY)
     add_sink(PrometheusSink())
-    predict([[0.0] * 4] * 2)  # compile before the first request comes
-    print(composer.report())
+    print(composer.warm_up(predict, [([[0.0] * 4] * 2,)]))  # before the first request comes
     with make_server("127.0.0.1", port, app) as server:
         print(f"serving on port {server.server_port}", flush=True)
         server.serve_forever()

@@ -21,7 +21,6 @@ from rich.table import Table
 from composer import session
 from composer.chain.candidates import ONLY_TABLES
 from composer.cli.process import cache, refuse_switches, stdout_to_stderr
-from composer.cli.progress import shown
 from composer.cli.script import show
 from composer.cli.usage import USAGE, Json, Remember, fail, fail_on, refuse_folder
 from composer.errors import MISTAKES, ComposerError
@@ -32,6 +31,7 @@ from composer.telemetry.report import cell, counted
 from composer.tools.bench import advice
 from composer.tools.bench.ranking import Ranking, Standing, rank
 from composer.tools.bench.workload import Workload
+from composer.tools.progress import shown
 
 Target = Annotated[
     str,

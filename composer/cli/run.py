@@ -16,13 +16,13 @@ import torch
 import typer
 
 from composer import _torch, session
-from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.cli.usage import USAGE, PolicyFile, fail, fail_on
 from composer.errors import ComposerError
 from composer.policy import sources
 from composer.telemetry.report import Report, untried
 from composer.tools.explain import collecting
+from composer.tools.progress import shown
 
 _VARIABLE = "TORCH_COMPILE_OVERRIDE_BACKENDS"
 """torch's own debugging switch. Child processes of the program inherit it."""

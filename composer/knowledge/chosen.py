@@ -23,7 +23,14 @@ from composer.passes.digests import fields_of
 from composer.passes.function import qualified_name
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy, Worded
-from composer.records import GraphInput, GraphRequest, in_precision, spelled
+from composer.records import (
+    CompileReport,
+    ForLock,
+    GraphInput,
+    GraphRequest,
+    in_precision,
+    spelled,
+)
 from composer.system.disk import this_process
 from composer.system.distribution import version_of
 
@@ -92,38 +99,29 @@ class Chosen(Fact):
     parts: dict[str, str]
 
     @staticmethod
-    def of(request: GraphRequest, policy: Policy, shared: SharedPasses, position: int) -> Chosen:
-        """Return the entry of a captured graph, without the candidate that serves it.
+    def of(graph: GraphRequest | CompileReport, rest: ForLock, position: int = 0) -> Chosen:
+        """Return the entry of a graph, without the candidate that serves it.
 
         Args:
-            request: The graph as it was captured. torch's settings are read as they are now.
-            policy: The policy in force for the graph.
-            shared: The passes that the policy names.
+            graph: The captured graph, or its record.
+            rest: What the entry holds besides.
             position: How many other graphs of its model were compiled before.
         """
-        # Fields that say what follows a refusal, or how often calls are checked, are left out: they
-        # do not decide which engine serves.
-        usual = Policy()
-        defaults: dict[str, Any] = {name: getattr(usual, name) for name in _AFTER_A_REFUSAL}
-        defaults["verify"] = policy.verify.model_copy(update={"every": usual.verify.every})
-        policy = policy.model_copy(update=defaults)
-        settings = {"mode": str(request.mode), "policy": policy.key, "passes": shared.key}
-        parts = keys.parts_of(request, settings)
-        inputs = keys.normalized("\n".join(map(_input, request.inputs)))
+        inputs = keys.normalized("\n".join(map(_input, graph.inputs)))
         return Chosen(
-            model=request.model,
+            model=graph.model,
             position=position,
             engine="",
-            key=request.graph_key,
-            device=request.device,
-            dtype=request.dtype,
-            training=request.training,
-            dynamic=request.dynamic,
-            nodes=request.nodes,
+            key=graph.graph_key,
+            device=graph.device,
+            dtype=graph.dtype,
+            training=graph.training,
+            dynamic=graph.dynamic,
+            nodes=graph.nodes,
             inputs=tuple(inputs.splitlines()),
-            passes=_passes(shared),
-            policy=_decisive(policy),
-            parts={n: text if n in _READABLE else _digest(text) for n, text in parts.items()},
+            passes=tuple(map(LockedPass.model_validate, rest.passes)),
+            policy=rest.policy,
+            parts=rest.parts,
         )
 
     def is_about(self, fingerprint: Fingerprint) -> bool:
@@ -144,6 +142,36 @@ class Chosen(Fact):
     def title(self) -> str:
         """``"graph 0 of my_package.Net"``."""
         return f"graph {self.position} of {self.model}"
+
+
+def for_lock(
+    request: GraphRequest,
+    policy: Policy,
+    shared: SharedPasses,
+    versions: dict[str, dict[str, str]],
+) -> ForLock:
+    """Return what the lock holds of a captured graph and its record has nowhere else.
+
+    Args:
+        request: The graph as it was captured. torch's settings are read as they are now.
+        policy: The policy in force for the graph.
+        shared: The passes that the policy names.
+        versions: The versions of the packages of each candidate.
+    """
+    # Fields that say what follows a refusal, or how often calls are checked, are left out: they do
+    # not decide which engine serves.
+    usual = Policy()
+    defaults: dict[str, Any] = {name: getattr(usual, name) for name in _AFTER_A_REFUSAL}
+    defaults["verify"] = policy.verify.model_copy(update={"every": usual.verify.every})
+    policy = policy.model_copy(update=defaults)
+    settings = {"mode": str(request.mode), "policy": policy.key, "passes": shared.key}
+    parts = keys.parts_of(request, settings)
+    return ForLock(
+        parts={n: text if n in _READABLE else _digest(text) for n, text in parts.items()},
+        passes=tuple(each.model_dump(exclude_defaults=True) for each in _passes(shared)),
+        policy=_decisive(policy),
+        versions=versions,
+    )
 
 
 def _digest(text: str) -> str:

@@ -159,8 +159,11 @@ class Policy(Hinting):
     model: str | None = None
     """The model's name in records and rules. By default it is the compiled class or function."""
 
-    locked: bool = False
-    """True takes the candidate for each graph from the file ``composer.lock``."""
+    locked: Literal[False, True, "raise", "warn"] = False
+    """``raise`` (or true) takes the candidate for each graph from the file ``composer.lock``, and
+    raises ``LockError`` for a graph that the file does not know. ``warn`` compiles such a graph as
+    if there were no lock, with a warning. It tries the file's candidate first, and then the rest of
+    the chain."""
 
     @field_validator("chain", mode="before")
     @classmethod

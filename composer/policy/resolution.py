@@ -17,6 +17,7 @@ from composer.policy.model import AUTO, Candidate, Layer, Policy, PolicyBook, So
 from composer.policy.sources import books_of_contexts, in_force
 from composer.policy.switches import disabled_layer, is_disabled, switched, switches
 from composer.policy.tables import Cache, Distributed, Facts, Verify, Worded
+from composer.records import ForLock
 from composer.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Resolved:
         origins: For each field that was set, the layer that set it last.
         names_chain: True if the user wrote the chain. False for the default or ``auto``.
         disregarded: The user's mistake that is ignored because of ``COMPOSER_DISABLE``; else empty.
+        lock: What ``composer.lock`` would hold of the graph; ``None`` before that is known.
     """
 
     policy: Policy
@@ -70,6 +72,7 @@ class Resolved:
     origins: Mapping[str, str]
     names_chain: bool
     disregarded: str = ""
+    lock: ForLock | None = None
 
 
 def resolve(

@@ -11,6 +11,9 @@ from composer.errors import OptionError
 from composer.policy.model import Layer, Policy, read_policy
 from composer.policy.tables import Cache, Select
 
+CHOOSING = ("COMPOSER_CHAIN", "COMPOSER_SELECT", "COMPOSER_DISABLE")
+"""The switches that override the engines of all policies."""
+
 _ON, _OFF = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
@@ -86,8 +89,7 @@ def switch_on_call() -> str:
     Raises:
         OptionError: a switch is malformed.
     """
-    chooses = {"chain", "select"}
-    names = [each.name for each in switches() if chooses & each.policy.model_fields_set]
+    names = [each.name for each in switches() if each.name in CHOOSING]
     return names[-1] if names else ""
 
 

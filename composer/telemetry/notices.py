@@ -2,8 +2,9 @@
 
 composer gives a ``FallbackWarning`` and a ``WARNING`` log line for a candidate that was not
 accepted, and for a pass that was rolled back. It does so the first time for each backend and
-reason. It also warns of misspelt environment variables, since they have no effect, and of each
-compile that came late (:mod:`composer.telemetry.late_compiles`).
+reason. It also warns of each graph that ``composer.lock`` does not know, of misspelt environment
+variables, since they have no effect, and of each compile that came late
+(:mod:`composer.telemetry.late_compiles`).
 
 There is no warning for:
 
@@ -77,6 +78,14 @@ def warn_of_passes(report: CompileReport) -> None:
         if each.error:
             text = f"{each.error}; graph {report.label} runs without it"
             _warn(text, about=f"{each.name} {each.error}")
+
+
+def warn_of_lock(report: CompileReport) -> None:
+    """Warn of a graph that ``composer.lock`` does not know, under ``locked = "warn"``."""
+    if report.lock is None or not report.lock.unlocked:
+        return
+    without = f"graph {report.label} runs on {report.chosen}, as it would without a lock"
+    _warn(f"{report.lock.unlocked}; {without}", about=f"composer.lock {report.graph_key}")
 
 
 def warn_of_late_compile(report: CompileReport) -> None:

@@ -150,7 +150,10 @@ def _title(graph: CompileReport) -> str:
     late = ""
     if graph.late:
         late = f"\n  compiled late, {graph.late}{printable(_because(graph.recompiled))}"
-    return f"{name}  ({', '.join(traits)})\n  {result}{late}"
+    unlocked = ""
+    if graph.lock and graph.lock.unlocked:
+        unlocked = f"\n  {printable(graph.lock.unlocked)}"
+    return f"{name}  ({', '.join(traits)})\n  {result}{late}{unlocked}"
 
 
 def _because(reason: str) -> str:

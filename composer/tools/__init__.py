@@ -1,1 +1,1 @@
-"""The tools that people run: explain a program, benchmark a model, tune many models ahead."""
+"""The tools that people run: explain, warm up, benchmark a model, tune many models ahead."""

@@ -12,7 +12,7 @@ import torch
 
 from composer.backends.base import Backend
 from composer.knowledge import facts, fingerprint
-from composer.knowledge.chosen import Chosen
+from composer.knowledge.chosen import Chosen, for_lock
 from composer.knowledge.facts import Fact, Knowledge
 from composer.knowledge.failure import Failure
 from composer.knowledge.fingerprint import CandidateParts, Fingerprint
@@ -89,7 +89,7 @@ def fact(kind: type[Fact], of: Fingerprint) -> Fact:
     if kind is SelfTest:
         return SelfTest(backend="engine", why="")
     if kind is Chosen:
-        graph = Chosen.of(of.request, Policy(), SharedPasses(), 0)
+        graph = Chosen.of(of.request, for_lock(of.request, Policy(), SharedPasses(), {}))
         return graph.model_copy(update={"engine": "engine", "parts": of.named_parts})
     if kind is Failure:
         crash = Attempt("engine", Status.CRASHED, Reason.CRASHED, "signal 11", 1.0)

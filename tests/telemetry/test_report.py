@@ -174,7 +174,7 @@ def test_records_are_json_by_the_schema() -> None:
             "training",
         ),
         *("dynamic", "nodes", "inputs", "policy", "passes", "attempts", "chosen", "seconds"),
-        *("waited", "recompiled", "late"),
+        *("waited", "recompiled", "late", "lock"),
         "runtime",
     ]
     assert record["schema"] == 1

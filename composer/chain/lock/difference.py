@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from composer.chain.lock.observed import Served
 from composer.errors import first_line
-from composer.knowledge.chosen import Chosen, LockedPass, version_here
+from composer.knowledge.chosen import Chosen, LockedPass
 from composer.knowledge.lock_file import Lock
 from composer.records import spelled
 
@@ -41,7 +41,12 @@ def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
         lock: The lock.
         here: The graphs that the program compiled, in order.
     """
-    found = [Difference("", "version", sentence) for sentence in versions(lock, lock.versions)]
+    installed: dict[str, str] = {}
+    for served in here:
+        for packages in served.rest.versions.values():
+            installed |= packages
+    common = {name: installed[name] for name in lock.versions if name in installed}
+    found = [Difference("", "version", sentence) for sentence in versions(lock, common)]
     parts = [each.chosen.parts for each in here]
     left = {each.title: each for each in lock.graphs if each.parts not in parts}
     for served in here:
@@ -67,11 +72,11 @@ def _changes(entry: Chosen, served: Served) -> Iterator[tuple[str, str]]:
             yield "engine", f"{sentence}; the lock says {entry.sentence()}"
 
 
-def versions(lock: Lock, packages: Iterable[str]) -> Iterator[str]:
+def versions(lock: Lock, installed: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each package whose version is not the lock's."""
-    for package in packages:
+    for package, version in installed.items():
         then = lock.versions.get(package) or "not installed"
-        now = version_here(package) or "not installed"
+        now = version or "not installed"
         if then != now:
             yield f"{package} {then} in the lock, {now} here"
 
@@ -134,7 +139,7 @@ def _policy(locked: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 def _moved(entry: Chosen, served: Served) -> str:
     """Return which engine serves the graph now, and why the locked one does not."""
     message = f"served by {served.chosen.sentence()}; the lock says {entry.sentence()}"
-    tried = [each for each in served.attempts if each.backend == entry.engine]
+    tried = [each for each in served.report.attempts if each.backend == entry.engine]
     if not tried:
         return f"{message}, which was not tried"
     last = tried[-1]

@@ -1,62 +1,75 @@
-"""``locked = true``: only the engine that the lock names for a graph is tried."""
+"""``locked``: the lock says which candidate of the chain is tried for a graph."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
 from composer import session
 from composer.chain.candidates import ChainEntry, entries_of
 from composer.chain.lock.difference import between, versions
-from composer.chain.lock.observed import Observed, packages_of, server_of
+from composer.chain.lock.observed import Observed, packages_of, server_of, versions_of
 from composer.errors import LockError
 from composer.knowledge import lock_file
-from composer.knowledge.chosen import Chosen
+from composer.knowledge.chosen import Chosen, for_lock, version_here
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.lock_file import LOCK_FILE, Lock
 from composer.policy import Candidate, Policy, sources
 from composer.policy.resolution import Resolved
 from composer.records import EAGER, GraphRequest
+from composer.telemetry import jsonl
 
 
 def hold(request: GraphRequest, resolved: Resolved) -> Resolved:
-    """Return what holds for a graph; if ``locked``, the chain is narrowed to the lock's engine.
+    """Return what holds for a graph, with the candidates that the lock leaves if ``locked``.
 
     The lock can only choose among the candidates of the chain, so it cannot name code to run.
     ``composer lock`` does not read the lock. Under ``composer lock --check``, a graph that is not
     in the lock is compiled as if unlocked.
 
     Raises:
-        LockError: the lock is missing or malformed, or the graph differs from the lock's entry.
+        LockError: the lock is missing or malformed. Or the graph differs from the lock's entry, and
+            ``locked`` is not ``"warn"``.
     """
-    here = session.current()
-    observed: Observed | None = here.observed
-    policy = resolved.policy
-    entries = resolved.entries
-    if not policy.locked and observed is None:
+    observed: Observed | None = session.current().observed
+    is_written = bool(os.environ.get(jsonl.PATH))  # to a file, of which a lock can be made
+    if not resolved.policy.locked and observed is None and not is_written:
         return resolved
-    position = here.position(request.model, request.graph_key)
-    graph = Chosen.of(request, policy, resolved.shared, position)
-    lock = lock_file.read(lock_path()) if observed is None else observed.lock
-    entry = None
-    if lock is not None and policy.locked:
-        of = Fingerprint(request, (), graph.parts)
-        entry = here.knowledge.recall(Chosen, of, resolved.cache, only=lock.graphs).fact
-    restricted = _restricted_to(entry, entries)
+    rest = for_lock(request, resolved.policy, resolved.shared, versions_of(resolved.entries))
+    resolved = dataclasses.replace(resolved, lock=rest)
+    lock = None
     if observed is not None:
-        observed.meet(request.number, graph, entries)
-        policy = _in_the_foreground(policy)  # so that the engine that serves in the end is known
-    elif lock is not None:
-        _refuse_differences(lock, graph, entry, entries)
-    if restricted:
-        policy = _in_the_foreground(policy, by="first")
-    return dataclasses.replace(resolved, policy=policy, entries=restricted or entries)
+        lock = observed.lock
+        # So that the engine that serves in the end is known when the program is over.
+        resolved = _in_the_foreground(resolved)
+    elif resolved.policy.locked:
+        lock = lock_file.read(lock_path())
+    if lock is None or not resolved.policy.locked:
+        return resolved
+    position = session.current().position(request.model, request.graph_key)
+    graph = Chosen.of(request, rest, position)
+    of = Fingerprint(request, (), graph.parts)
+    known = session.current().knowledge.recall(Chosen, of, resolved.cache, only=lock.graphs)
+    entry = known.fact
+    warns = resolved.policy.locked == "warn"
+    objection = _objection(lock, graph, entry, resolved.entries) if observed is None else None
+    if objection and not warns:
+        raise objection
+    if objection:
+        rest = dataclasses.replace(rest, unlocked=str(objection))
+        return dataclasses.replace(resolved, lock=rest)
+    restricted = _restricted_to(entry, resolved.entries, others_follow=warns)
+    if not restricted:
+        return resolved
+    return dataclasses.replace(_in_the_foreground(resolved, by="first"), entries=restricted)
 
 
-def _in_the_foreground(policy: Policy, **changes: Any) -> Policy:
-    select = policy.select.model_copy(update={"background": False, **changes})
-    return policy.model_copy(update={"select": select})
+def _in_the_foreground(resolved: Resolved, **changes: Any) -> Resolved:
+    select = resolved.policy.select.model_copy(update={"background": False, **changes})
+    policy = resolved.policy.model_copy(update={"select": select})
+    return dataclasses.replace(resolved, policy=policy)
 
 
 def lock_path() -> Path:
@@ -65,39 +78,40 @@ def lock_path() -> Path:
     return (policy.parent if policy else Path.cwd()) / LOCK_FILE
 
 
-def _refuse_differences(
+def _objection(
     lock: Lock, graph: Chosen, same: Chosen | None, entries: tuple[ChainEntry, ...]
-) -> None:
-    """Refuse a graph that is not as the lock has it.
+) -> LockError | None:
+    """Return an error that names how a graph or versions differ from the lock; else ``None``.
 
     Args:
         lock: The lock.
         graph: The graph as it is here.
         same: The lock's entry of it; ``None`` if it has none.
         entries: The candidates of its chain.
-
-    Raises:
-        LockError: the graph or versions differ from the lock; the error names each difference.
     """
     path = lock_path()
     entry = same or lock.nearest(graph)
     if entry is None:
-        raise LockError(path, f"does not hold {graph.title}, nor any other of it")
+        return LockError(path, f"does not hold {graph.title}, nor any other of it")
     differences = [sentence for _, sentence in between(entry, graph)]
     engines = [each for each in entries if server_of(each) == entry.server]
-    differences += versions(lock, packages_of(engines))
+    differences += versions(lock, {name: version_here(name) for name in packages_of(engines)})
     if same and not _restricted_to(same, entries):
         differences.append(f"{same.sentence()}, which it names, is not in the chain")
     if not differences:
-        return
+        return None
     if same or entry.position == graph.position:
-        raise LockError(path, f"holds {entry.title} as another than it is here", differences)
+        return LockError(path, f"holds {entry.title} as another than it is here", differences)
     nearest = f"the nearest is graph {entry.position}"
-    raise LockError(path, f"does not hold {graph.title}; {nearest}", differences)
+    return LockError(path, f"does not hold {graph.title}; {nearest}", differences)
 
 
-def _restricted_to(entry: Chosen | None, entries: tuple[ChainEntry, ...]) -> tuple[ChainEntry, ...]:
+def _restricted_to(
+    entry: Chosen | None, entries: tuple[ChainEntry, ...], *, others_follow: bool = False
+) -> tuple[ChainEntry, ...]:
     """Return the chain with all but the locked engine barred; empty if the chain lacks that engine.
+
+    With ``others_follow`` the locked engine is tried first, and no other is barred.
 
     If the eager fallback is the locked engine, it is added to the chain: it can be the fastest
     without being in the chain.
@@ -108,6 +122,8 @@ def _restricted_to(entry: Chosen | None, entries: tuple[ChainEntry, ...]) -> tup
         entries = (*entries, *entries_of(Policy(chain=(Candidate(backend=EAGER),))))
     if entry.server not in map(server_of, entries):
         return ()
+    if others_follow:
+        return tuple(sorted(entries, key=lambda each: server_of(each) != entry.server))
     barred = f"{LOCK_FILE} says {entry.sentence()} for this graph"
     restricted = list(entries)
     for place, each in enumerate(entries):

@@ -1,8 +1,10 @@
-"""The graphs of the program that ``composer lock`` runs, and who serves each of them in the end.
+"""Who serves each graph in the end, by the records of its compiles.
 
 A fact on who serves is made when the program is over. Until then an engine may fail at a call, and
 one graph may be compiled several times and be served by several engines. So the last record of each
-compile is collected here, as a sink.
+compile counts. The records are those of the program that ``composer lock`` runs, which a sink
+collects, or those in files
+(:mod:`composer.chain.lock.recorded`).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -20,18 +22,20 @@ from composer import session
 from composer.chain.candidates import ChainEntry
 from composer.knowledge.chosen import Chosen, readable, version_here
 from composer.knowledge.lock_file import Lock
-from composer.records import EAGER, Attempt, CompileReport, plain
+from composer.records import EAGER, CompileReport, ForLock, plain
 from composer.system import distribution
 from composer.telemetry.report import counted
 
 
 def server_of(entry: ChainEntry) -> dict[str, Any]:
     """Return a candidate as :attr:`Chosen.server` has it: its name, options and precision."""
-    return {
-        "engine": entry.candidate.name,
-        "options": readable(entry.candidate.options),
-        "precision": "bf16" if entry.precision == "bf16" else "",
-    }
+    options = plain(entry.candidate.options)
+    return _server(entry.candidate.name, options, entry.precision)
+
+
+def _server(engine: str, options: dict[str, Any], precision: str | None) -> dict[str, Any]:
+    in_bf16 = "bf16" if precision == "bf16" else ""
+    return {"engine": engine, "options": readable(options), "precision": in_bf16}
 
 
 def packages_of(entries: Iterable[ChainEntry]) -> tuple[str, ...]:
@@ -40,25 +44,37 @@ def packages_of(entries: Iterable[ChainEntry]) -> tuple[str, ...]:
     return ("torch", distribution.NAME, *packages)
 
 
+def versions_of(entries: Iterable[ChainEntry]) -> dict[str, dict[str, str]]:
+    """Return the versions here of :func:`packages_of` each candidate, by its name, and of eager."""
+    packages = {EAGER: packages_of(())}
+    packages |= {each.candidate.name: packages_of([each]) for each in entries}
+    return {who: {name: version_here(name) for name in those} for who, those in packages.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """A graph of the program, and the candidate that serves it.
 
     Attributes:
         chosen: The entry that the lock would have for it.
-        packages: torch, composer, and the packages of the engine that serves.
-        attempts: The candidates that were tried.
+        report: The record of one of its compiles.
+        rest: What that record has for the lock.
         apart: If others serve some of its compiles: the entry for each, and a sentence about it.
     """
 
     chosen: Chosen
-    packages: tuple[str, ...]
-    attempts: tuple[Attempt, ...] = ()
+    report: CompileReport
+    rest: ForLock
     apart: tuple[tuple[Chosen, str], ...] = ()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of torch, composer, and the packages of the engine that serves."""
+        return self.rest.versions.get(self.chosen.engine, self.rest.versions[EAGER])
 
 
 class Observed:
-    """A sink that is also told of every graph before a candidate is tried on it.
+    """A sink that keeps the last record of each compile.
 
     Args:
         lock: The lock to compare the program with. A ``locked`` policy follows it.
@@ -66,19 +82,7 @@ class Observed:
 
     def __init__(self, lock: Lock | None = None) -> None:
         self.lock = lock
-        self._met: dict[int, dict[str, Served]] = {}
         self._records: dict[int, dict[str, Any]] = {}
-
-    def meet(self, number: int, graph: Chosen, entries: Sequence[ChainEntry]) -> None:
-        """Keep what the lock would say of a graph, for each candidate that may come to serve it."""
-        nobody = Served(graph, packages_of(()))
-        eager = Served(graph.model_copy(update={"engine": EAGER}), packages_of(()))
-        self._met[number] = {"": nobody, EAGER: eager} | {
-            _label(each.candidate.name, plain(each.candidate.options), each.tentative): Served(
-                graph.model_copy(update=server_of(each)), packages_of([each])
-            )
-            for each in entries
-        }
 
     def emit(self, record: dict[str, Any]) -> None:
         """Keep the last record of each compile."""
@@ -90,43 +94,38 @@ class Observed:
         Compiles without a record are left out. The program does not run them, because Dynamo has
         captured the graph anew.
         """
-        by_parts = defaultdict[str, list[Served]](list)
-        for number, candidates in self._met.items():
-            if number in self._records:
-                served = _served(candidates, CompileReport.from_dict(self._records[number]))
-                by_parts[str(served.chosen.parts)].append(served)
-        positions = Counter[str]()
-        found = []
-        for compiles in by_parts.values():
-            most = _most(compiles)
-            model = most.chosen.model
-            numbered = most.chosen.model_copy(update={"position": positions[model]})
-            positions[model] += 1
-            found.append(dataclasses.replace(most, chosen=numbered))
-        return found
-
-    def export(self) -> Lock:
-        """Return the lock of the program, to be written to the file."""
-        served = self.served()
-        packages = sorted(itertools.chain.from_iterable(each.packages for each in served))
-        graphs = sorted((each.chosen for each in served), key=lambda g: (g.model, g.position))
-        versions = {name: version_here(name) for name in packages}
-        return Lock(version=1, versions=versions, graphs=tuple(graphs))
+        return served_by(CompileReport.from_dict(each) for _, each in sorted(self._records.items()))
 
 
-def _served(candidates: Mapping[str, Served], report: CompileReport) -> Served:
-    """Return the candidate that serves one compile of a graph."""
-    serves = candidates[report.chosen if report.chosen == EAGER else ""]
+def served_by(reports: Iterable[CompileReport]) -> list[Served]:
+    """Return each graph of these compiles once, with the candidate that serves it.
+
+    Args:
+        reports: The last record of each compile, in the order of compiling.
+    """
+    by_parts = defaultdict[str, list[Served]](list)
+    for report in reports:
+        if report.lock is not None:
+            chosen = Chosen.of(report, report.lock).model_copy(update=_serving(report))
+            by_parts[str(chosen.parts)].append(Served(chosen, report, report.lock))
+    positions = Counter[str]()
+    found = []
+    for compiles in by_parts.values():
+        most = _most(compiles)
+        model = most.chosen.model
+        numbered = most.chosen.model_copy(update={"position": positions[model]})
+        positions[model] += 1
+        found.append(dataclasses.replace(most, chosen=numbered))
+    return found
+
+
+def _serving(report: CompileReport) -> dict[str, Any]:
+    """Return the candidate that serves one compile of a graph, as :attr:`Chosen.server` has it."""
+    serving = _server(report.chosen, {}, None)  # eager, which need not be in the chain, or nobody
     for each in report.attempts:
         if each.accepted and each.backend == report.chosen:
-            # A lock that names eager adds it to a chain that lacks it.
-            serves = candidates.get(_label(each.backend, each.options, each.tentative), serves)
-    return dataclasses.replace(serves, attempts=report.attempts)
-
-
-def _label(name: str, options: Mapping[str, Any], tentative: bool) -> str:
-    """Return what tells a candidate from the others of its chain, in its entry and its record."""
-    return f"{name} {options} {tentative}"
+            serving = _server(each.backend, each.options, each.precision)
+    return serving
 
 
 def _most(compiles: Sequence[Served]) -> Served:
@@ -140,6 +139,14 @@ def _most(compiles: Sequence[Served]) -> Served:
         times = f"{counts[server]} of {counted(len(compiles), 'compile')}"
         apart.append((other, f"served by {other.sentence()} in {times}"))
     return dataclasses.replace(by_server[most], apart=tuple(sorted(apart, key=itemgetter(1))))
+
+
+def lock_of(served: Iterable[Served]) -> Lock:
+    """Return the lock of a program, to be written to the file."""
+    served = list(served)
+    versions = {name: version for each in served for name, version in each.versions.items()}
+    graphs = sorted((each.chosen for each in served), key=lambda g: (g.model, g.position))
+    return Lock(version=1, versions=dict(sorted(versions.items())), graphs=tuple(graphs))
 
 
 @contextmanager

@@ -7,25 +7,20 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
-from click.testing import Result
 from common import compiled, last
 from forked import Interpreter
+from locks import LOCK, cosine, differences, edit, lock, locked_for, program, refused, run
 from rewrites import CosineToSine, Scale
 from torch._dynamo.exc import BackendCompilerFailed
-from typer.testing import CliRunner
 
 import composer
 from composer import session
-from composer.chain.lock.observed import observing
-from composer.cli import app
-from composer.errors import LockError
+from composer.chain.lock.observed import lock_of, observing
 from composer.graphs import capture, keys
 from composer.knowledge import lock_file
 from composer.knowledge.chosen import readable
@@ -38,65 +33,6 @@ from composer.knowledge.verdict import Verdict
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
-
-LOCK = Path("composer.lock")
-
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty folder, no switch of the machine's, and what a script leaves behind undone."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("CONFIG", "CHAIN", "STRICT", "DISABLE"):
-        monkeypatch.delenv(f"COMPOSER_{name}", raising=False)
-    for name in ("argv", "excepthook"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    yield
-    composer.configure(None)
-
-
-def program(*lines: str, **options: Any) -> None:
-    """Write ``script.py``: ``f`` is a cosine, compiled with these options."""
-    head = f"""
-import torch
-from composer.testing import FakeBackend
-
-def f(x):
-    return torch.cos(x) + 1
-
-compiled = torch.compile(f, backend="composer", options={options or None})
-"""
-    Path("script.py").write_text(head + "\n".join(lines or ["compiled(torch.ones(4))"]) + "\n")
-
-
-def run(*args: Any) -> Result:
-    """A command, with a Dynamo that has compiled nothing."""
-    torch.compiler.reset()
-    composer.reset()
-    return CliRunner().invoke(app, [str(each) for each in args])
-
-
-def lock(*args: Any) -> dict[str, Any]:
-    done = run("lock", *args, "script.py")
-    assert done.exit_code == 0, done.output
-    return tomllib.loads(LOCK.read_text())
-
-
-def differences(*args: Any) -> list[str]:
-    """What ``composer lock --check`` says, and that its exit code goes with it."""
-    done = run("lock", "--check", *args, "script.py")
-    first, *told = done.stdout.splitlines()
-    assert done.exit_code == (1 if told else 0), done.output
-    assert first.startswith(str(LOCK.absolute()))
-    return [each.strip() for each in told]
-
-
-def edit(change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the lock file, as a text editor would."""
-    table = tomllib.loads(LOCK.read_text())
-    change(table)
-    LOCK.write_text(f"# composer lock\n{tomli_w.dumps(table)}")
 
 
 def test_lock_says_what_serves_each_graph_and_what_the_graph_is() -> None:
@@ -173,13 +109,14 @@ def test_assert_names_a_changed_pass_parameter() -> None:
 
 
 def test_assert_names_another_torch() -> None:
-    """And any other package that the engines are made of."""
-    program(chain=["aot_eager"])
+    """And any other package that the engines of the chain are made of."""
+    program(chain=["aot_eager", "tensorrt"])
     lock()
-    edit(lambda table: table["versions"].update({"torch": "2.12.0", "no-such-package": "1.0"}))
+    packages = {"torch": "2.12.0", "tensorrt": "1.0", "no-such-package": "1.0"}
+    edit(lambda table: table["versions"].update(packages))
     assert differences() == [
         f"torch 2.12.0 in the lock, {torch.__version__} here",
-        "no-such-package 1.0 in the lock, not installed here",
+        "tensorrt 1.0 in the lock, not installed here",
     ]
 
 
@@ -375,18 +312,6 @@ def test_assert_without_a_lock_runs_nothing() -> None:
     assert f"lock file '{LOCK.absolute()}' cannot be read: No such file" in done.stderr
 
 
-def cosine(x: torch.Tensor) -> torch.Tensor:
-    return torch.cos(x) + 1
-
-
-def locked_for(**options: Any) -> None:
-    """Write the lock of ``cosine`` with these options."""
-    with observing() as observed:
-        compiled(cosine, **options)(torch.ones(4))
-    lock_file.write(LOCK, observed.export(), ["by", "hand"])
-    torch.compiler.reset()
-
-
 def test_an_engine_that_changes_its_options_is_locked_with_those_of_the_chain() -> None:
     """They are read before the engine is built."""
 
@@ -396,20 +321,8 @@ def test_an_engine_that_changes_its_options_is_locked_with_those_of_the_chain() 
 
     with observing() as observed:
         compiled(cosine, {"backend": engine, "options": {"sizes": {"x": 1}}})(torch.ones(4))
-    (graph,) = observed.export().graphs
+    (graph,) = lock_of(observed.served()).graphs
     assert graph.options == {"sizes": {"x": 1}}
-
-
-def refused(x: torch.Tensor | None = None, **options: Any) -> LockError:
-    """The error of a locked compile."""
-    with pytest.raises(BackendCompilerFailed) as caught:
-        compiled(cosine, locked=True, **options)(torch.ones(4) if x is None else x)
-    torch.compiler.reset()
-    error = caught.value.inner_exception
-    assert isinstance(error, LockError)
-    assert error.path == LOCK.absolute()
-    assert "`composer lock` writes it anew" in str(error)
-    return error
 
 
 def test_locked_engine_is_the_only_one_tried() -> None:
@@ -477,7 +390,7 @@ def test_graph_that_is_not_as_the_lock_says_is_the_users_error() -> None:
     locked_for(chain=["aot_eager"])
     edit(lambda table: table["versions"].update(torch="2.12.0"))
     version = f"torch 2.12.0 in the lock, {torch.__version__} here"
-    title = f"graph 0 of {__name__}.cosine"
+    title = f"graph 0 of {cosine.__module__}.cosine"
     composer.reset()
     error = refused(chain=["aot_eager"])
     assert error.differences == (version,)
@@ -679,7 +592,8 @@ def test_graph_is_the_same_however_refusals_are_answered() -> None:
         with pytest.raises(BackendCompilerFailed, match="mine"):
             compiled(torch.sin, "eager", **broken)(torch.ones(4))
     assert len({each.graph_key for each in composer.reports()}) == 3
-    assert [each.chosen.title for each in observed.served()] == [f"graph 0 of {__name__}.cosine"]
+    titles = [each.chosen.title for each in observed.served()]
+    assert titles == [f"graph 0 of {cosine.__module__}.cosine"]
 
 
 def test_check_of_a_lock_that_names_eager_for_a_chain_without_it() -> None:
@@ -767,7 +681,7 @@ def test_what_the_lock_shows_is_equal_in_every_process() -> None:
         "a": "None",
         "b": ["x", "y"],
         "c": "<object object>",
-        "d": f"{__name__}.cosine",
+        "d": f"{cosine.__module__}.cosine",
         "e": "torch.float16",
         "f": [1],
     }
