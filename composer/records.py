@@ -222,7 +222,7 @@ class Attempt:
     seconds: float
     """Wall-clock time from the probe to the result."""
     coverage: float | None = None
-    """Share of the graph's compute nodes that the engine took, 0.0 to 1.0; null if unknown."""
+    """Share of the graph's work that the engine took, 0.0 to 1.0; null if unknown."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Facts from the engine: versions, providers, threads. They are not used to decide anything."""
     error_type: str = ""

@@ -357,12 +357,11 @@ def _raise_pass_error(error: BaseException) -> None:
 
 
 def _decline_low_coverage(facts: BuildFacts, least: float) -> None:
-    """Refuse an engine that says it takes a smaller share of the graph than the policy asks for."""
+    """Refuse an engine that says it takes a smaller share of the work than the policy asks for."""
     if facts.coverage is None or facts.coverage >= least:
         return
-    nodes = f"{facts.taken} of {facts.total} compute nodes"
-    share = nodes if facts.total else f"{facts.coverage:.0%}"
     rest = f", not {', '.join(facts.left_to_torch)}" if facts.left_to_torch else ""
+    share = f"{facts.coverage:.1%} of the graph's work"
     message = f"the engine takes {share}{rest}; min_coverage is {least:g}"
     refuse(Status.DECLINED, Reason.LOW_COVERAGE, message)
 

@@ -17,7 +17,7 @@ from composer import _torch
 from composer.build import Artefacts
 from composer.errors import Refusal, class_and_text
 from composer.graphs.keys import graph_key
-from composer.graphs.nodes import are_static
+from composer.graphs.nodes import are_static, graphs_in
 from composer.graphs.written import Unsayable, exact_text
 from composer.lowering.export import artefacts
 from composer.lowering.export.linears import keep_dimensions
@@ -26,7 +26,7 @@ from composer.lowering.export.reshapes import join_views
 from composer.lowering.export.vocabulary import vocabulary
 from composer.lowering.operators.entry import Operators
 from composer.lowering.operators.translations import translator
-from composer.lowering.partition.regions import Region, draws, graphs_in, is_complex, seen_by
+from composer.lowering.partition.regions import Region, draws, is_complex, seen_by
 from composer.lowering.partition.unsupported import why_unsupported
 from composer.records import Reason, Status
 
