@@ -159,10 +159,10 @@ class OnnxGraph:
         return model
 
 
-def why_not(node: torch.fx.Node, dialect: Operators = MappingProxyType({})) -> str | None:
+def why_not(node: torch.fx.Node, entries: Operators = MappingProxyType({})) -> str | None:
     """Return why a call cannot be translated to ONNX; ``None`` if it can.
 
-    The translations are those of the exporter's registry and composer's own. ``dialect`` has the
+    The translations are those of the exporter's registry and composer's own. ``entries`` has the
     engine's entries.
     """
     values, _ = _torch.tensors.flatten(node.meta.get("val"))
@@ -181,7 +181,7 @@ def why_not(node: torch.fx.Node, dialect: Operators = MappingProxyType({})) -> s
         return "random numbers stay torch's"
     if not vocabulary().translates(node.target):
         return "no ONNX translation"
-    return why_unsupported(node, dialect)
+    return why_unsupported(node, entries)
 
 
 def to_onnx(region: Region, models: Artefacts | None = None) -> OnnxGraph:
