@@ -111,6 +111,9 @@ class GraphRequest:
 
     Attributes:
         gm: The graph. After the first passes have run, it is their result.
+        torch_gm: A graph of torch functions with the same numbers, for engines that take no other.
+            It is ``gm``, or the graph as it was before the passes of the stage ``aten``. ``None``
+            if one of these changed the graph and does not declare ``keeps_numbers``.
         example_inputs: Tensors and symbols of the first call, in the order of the placeholders.
         weights: Positions in ``example_inputs`` that hold parameters and buffers. A
             ``GraphModule`` that did not come from Dynamo may hold its weights as attributes.
@@ -139,6 +142,7 @@ class GraphRequest:
     dynamic: bool
     nodes: int
     inputs: tuple[GraphInput, ...]
+    torch_gm: torch.fx.GraphModule | None = None
     mode: str | None = None
     names: tuple[str, ...] = ()
     number: int = 0

@@ -138,7 +138,7 @@ def network() -> torch.nn.Module:
 def test_an_engine_that_leaves_every_product_to_torch_is_declined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Under autocast most nodes of a train step have a kernel in ONNX Runtime, but no product has."""
+    """Under autocast most nodes of a train step have a kernel in ONNX Runtime, no product has."""
     monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: True)
     with torch.autocast("cpu", torch.bfloat16):
         step(compiled(network(), "onnxrt", "aot_eager"))

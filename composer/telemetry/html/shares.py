@@ -76,7 +76,7 @@ def _add(graph: CompileReport, engine: _Total, eager: _Total) -> None:
 
 
 def _coverage(graph: CompileReport) -> float:
-    """Return the share of the work that the attempt that serves reports; 1 if there is no report."""
+    """Return the share that the attempt that serves reports; 1 if there is no report."""
     for attempt in reversed(graph.attempts):
         if attempt.accepted:
             return 1.0 if attempt.coverage is None else attempt.coverage
