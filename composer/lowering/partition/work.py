@@ -51,6 +51,9 @@ def work_of(node: torch.fx.Node) -> int:
     tensors = [*tensors_of(node)]
     if _packet(node) not in _LOOKUPS:
         tensors += operands_of(node)
+    if any(isinstance(each, _torch.operators.OpOverload) for each in node.args):
+        # A draw that a checkpoint repeats. The state of its generator is no work.
+        tensors = [each for each in tensors if each.dtype is not torch.uint8]
     return max(1, within, *(math.prod(_sizes(each)) for each in tensors))
 
 
