@@ -246,9 +246,9 @@ def without(rewrite: str) -> AbstractContextManager[object]:
         return mock.patch("composer.backends.onnxrt.session.fuse_norms")
     if rewrite == "splits without sequences":
         return mock.patch("composer.lowering.operators.translations.shapes.pieces", in_a_sequence)
-    table = dict(onnxrt.dialect())
+    table = dict(onnxrt.entries())
     table.pop(operators.get(rewrite), None)
-    return mock.patch.object(onnxrt, "dialect", return_value=table)
+    return mock.patch.object(onnxrt, "entries", return_value=table)
 
 
 def in_a_sequence(x: Any, sizes: list[int], dim: int) -> Any:

@@ -48,10 +48,10 @@ class BuildFacts:
     has them as well.
 
     Attributes:
-        coverage: Share of the graph's compute nodes that the engine takes, 0.0 to 1.0; ``None`` if
-            unknown. The chain declines a build below the policy's ``min_coverage``.
-        taken: Number of these nodes, in all graphs of the build, such as forward and backward.
-        total: Number of compute nodes of these graphs.
+        coverage: Share of the graph's work that the engine takes, 0.0 to 1.0; ``None`` if unknown.
+            The chain declines a build below the policy's ``min_coverage``.
+        taken: This work, in all graphs of the build, such as forward and backward.
+        total: The whole work of these graphs.
         left_to_torch: A line for each operator that the engine leaves to torch.
         versions: Versions of the engine's libraries, by name.
         device: The device, as the engine names it.
@@ -79,8 +79,8 @@ class BuildFacts:
         """Add the coverage of one graph.
 
         Args:
-            taken: Compute nodes that the engine runs.
-            total: Compute nodes of the graph.
+            taken: The work that the engine does, in any unit: floating-point operations, or nodes.
+            total: The work of the graph, in the same unit.
             left: A line for each operator that it leaves to torch, with the reason.
         """
         self.taken += taken

@@ -111,6 +111,9 @@ class GraphRequest:
 
     Attributes:
         gm: The graph. After the first passes have run, it is their result.
+        torch_gm: A graph of torch functions with the same numbers, for engines that take no other.
+            It is ``gm``, or the graph as it was before the passes of the stage ``aten``. ``None``
+            if one of these changed the graph and does not declare ``keeps_numbers``.
         example_inputs: Tensors and symbols of the first call, in the order of the placeholders.
         weights: Positions in ``example_inputs`` that hold parameters and buffers. A
             ``GraphModule`` that did not come from Dynamo may hold its weights as attributes.
@@ -137,6 +140,7 @@ class GraphRequest:
     dynamic: bool
     nodes: int
     inputs: tuple[GraphInput, ...]
+    torch_gm: torch.fx.GraphModule | None = None
     mode: str | None = None
     names: tuple[str, ...] = ()
     number: int = 0
@@ -219,7 +223,7 @@ class Attempt:
     seconds: float
     """Wall-clock time from the probe to the result."""
     coverage: float | None = None
-    """Share of the graph's compute nodes that the engine took, 0.0 to 1.0; null if unknown."""
+    """Share of the graph's work that the engine took, 0.0 to 1.0; null if unknown."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Facts from the engine: versions, providers, threads. They are not used to decide anything."""
     error_type: str = ""

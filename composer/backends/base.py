@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from composer.build import Build, BuildFacts, BuildRequest, BuildTerms, current_build
 from composer.errors import OptionError, refuse
@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+Dialect = Literal["torch", "aten", "any"]
+"""What the calls of a graph are: functions of torch, operators of ATen, or either."""
+
+
 class Backend(ABC):
     """One engine: it checks whether it can take a graph, and compiles the graph.
 
@@ -50,6 +54,13 @@ class Backend(ABC):
 
     may_return_original: ClassVar[bool] = False
     """True if the engine may return the captured graph itself, and this counts as a success."""
+
+    dialect: Dialect | None = "any"
+    """The dialect of the graph that the build gets. ``"torch"`` is torch functions, methods and
+    in-place operations, as Dynamo captures them. ``"aten"`` is one overload of ATen for each call.
+    With ``"any"`` it gets the graph as the shared passes left it. composer declines a graph that it
+    cannot hand over so. ``None``, for a function that does not say it: torch functions where they
+    are to be had."""
 
     runs_shared_passes: ClassVar[bool] = False
     """True if the build itself runs the passes of the stages ``joint`` and ``post_grad``

@@ -6,13 +6,13 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends.base import Backend, Build, BuildRequest, is_installed
+from composer.backends.base import Backend, Build, BuildRequest, Dialect, is_installed
 from composer.backends.foreign import foreign
 from composer.errors import OptionError, Refusal, import_failure, refuse
 from composer.passes import digests
@@ -31,11 +31,15 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 class CallableBackend(Backend):
-    """Wraps a function ``(gm, example_inputs) -> callable``, which may take ``options=``."""
+    """Wraps a function ``(gm, example_inputs) -> callable``, which may take ``options=``.
+
+    The function's attribute ``dialect`` has the meaning that it has on a backend.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.comes_with_torch = _is_torchs(function)
+        self.dialect = _dialect_of(function)
 
     def identity(self) -> str | None:
         """A digest of the function's source and of the variables it closes over.
@@ -84,7 +88,9 @@ class NamedBackend(Backend):
 
     def probe(self, request: GraphRequest) -> None:
         """Refuse if no installed package registers the name, or a package it needs is missing."""
-        whose = str(getattr(self._function(), "__module__", ""))
+        function = self._function()
+        self.dialect = _dialect_of(function)  # known only when the function is loaded
+        whose = str(getattr(function, "__module__", ""))
         package = _PACKAGES.get(self.name) if whose.startswith("torch.") else None
         if package and not is_installed(package):
             what = f"backend {self.name!r} needs the package {package!r}, which is not installed"
@@ -127,6 +133,17 @@ class NamedBackend(Backend):
             why = import_failure(error)
             what = f"backend {self.name!r} is registered but cannot be imported: {why}"
             raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from error
+
+
+def _dialect_of(function: Callable[..., Any]) -> Dialect | None:
+    """Return the dialect that a function takes; ``None`` if it does not say.
+
+    Those that composer knows take any, but for torch's compiler of TorchScript.
+    """
+    known = _is_torchs(function) or foreign(function) is not None
+    is_script = known and getattr(function, "__name__", "") == "torchscript"
+    default = ("torch" if is_script else "any") if known else None
+    return cast("Dialect | None", getattr(function, "dialect", default))
 
 
 def _refuse_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -122,7 +122,7 @@ class OnnxEngine(Backend, Generic[S]):
         del build
         return BuildFacts()
 
-    def dialect(self) -> Operators:
+    def operators(self) -> Operators:
         """Return the engine's own entries of operators, which precede composer's."""
         return MappingProxyType({})
 
@@ -133,7 +133,7 @@ class OnnxEngine(Backend, Generic[S]):
         translation to ONNX.
         """
         del build
-        return why_not(node, self.dialect())
+        return why_not(node, self.operators())
 
     def writes(self, node: torch.fx.Node, build: OnnxBuild[S]) -> bool:
         """Return True if the engine can do a call that writes rows of an input in place.

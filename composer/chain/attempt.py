@@ -33,7 +33,7 @@ from composer.build import (
 )
 from composer.chain import mixed_precision, sandbox
 from composer.chain.candidates import ChainEntry
-from composer.chain.precision import Narrow, Stays, narrow
+from composer.chain.precision import Narrow, Stays, copy_at_aten, narrow
 from composer.chain.select.choice import Tried
 from composer.chain.verify import prove, verify
 from composer.chain.verify.runs import run as run_on_copies
@@ -43,8 +43,9 @@ from composer.graphs.comparison import Bounds
 from composer.graphs.mode_changes import leaving_modes
 from composer.knowledge.fingerprint import Fingerprint
 from composer.lowering.each import compile_each
+from composer.passes.canonical import NotCanonical
 from composer.passes.within_aotautograd import LatePasses
-from composer.records import Attempt, GraphRequest, Reason, Status, plain
+from composer.records import BEFORE_AUTOGRAD, Attempt, GraphRequest, Reason, Status, plain
 from composer.system import control_flow
 from composer.system.memory import lacks_memory
 
@@ -264,6 +265,7 @@ def _build_within_limits(
     under_way: _UnderWay, request: GraphRequest, precision: Precision
 ) -> Callable[..., Any]:
     entry = under_way.entry
+    request = _in_dialect(under_way, request)
     terms = BuildTerms(
         limits=entry.limits,
         precision=precision,
@@ -287,6 +289,45 @@ def _build_within_limits(
         raise ValueError(mistake)
     terms.check_end()
     return run
+
+
+def _in_dialect(under_way: _UnderWay, request: GraphRequest) -> GraphRequest:
+    """Return the request with the graph in the dialect that the engine takes.
+
+    Raises:
+        Refusal: ``declined``, where there is no such graph.
+    """
+    wanted, late = under_way.entry.backend.dialect, under_way.passes.shared.late
+    if wanted == "any":
+        return request
+    if wanted == "aten":
+        return request if late else _in_aten(request)
+    if late or request.torch_gm is None:
+        if wanted is None:  # a function that does not say what it takes may well take ATen
+            return request
+        cause = "precision" if under_way.precision == "bf16" else _passes_in_words(under_way)
+        message = f"its dialect is torch functions, and the policy's {cause} made a graph of ATen"
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, message)
+    if request.torch_gm is not request.gm:
+        under_way.facts.extra["dialect"] = "torch, without the passes of the stage aten"
+    return dataclasses.replace(request, gm=request.torch_gm)
+
+
+def _in_aten(request: GraphRequest) -> GraphRequest:
+    if request.torch_gm is not request.gm:  # a pass, or the policy's precision, has made it so
+        return request
+    try:
+        return dataclasses.replace(request, gm=copy_at_aten(request), torch_gm=None)
+    except NotCanonical as error:
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, f"its dialect is ATen, and {error}")
+
+
+def _passes_in_words(under_way: _UnderWay) -> str:
+    """Return the passes that changed the graph, or that will run in AOTAutograd, in words."""
+    shared = under_way.passes.shared
+    late = [each.name for each in shared.passes if each.stage not in BEFORE_AUTOGRAD]
+    partitioner = ["its partitioner"] if shared.partitioner else []
+    return f"passes ({', '.join([*under_way.request.rewritten_by, *late, *partitioner])})"
 
 
 def _build(request: GraphRequest, entry: ChainEntry, terms: BuildTerms) -> Callable[..., Any]:
@@ -380,12 +421,11 @@ def _raise_pass_error(error: BaseException) -> None:
 
 
 def _decline_low_coverage(facts: BuildFacts, least: float) -> None:
-    """Refuse an engine that says it takes a smaller share of the graph than the policy asks for."""
+    """Refuse an engine that says it takes a smaller share of the work than the policy asks for."""
     if facts.coverage is None or facts.coverage >= least:
         return
-    nodes = f"{facts.taken} of {facts.total} compute nodes"
-    share = nodes if facts.total else f"{facts.coverage:.0%}"
     rest = f", not {', '.join(facts.left_to_torch)}" if facts.left_to_torch else ""
+    share = f"{facts.coverage:.1%} of the graph's work"
     message = f"the engine takes {share}{rest}; min_coverage is {least:g}"
     refuse(Status.DECLINED, Reason.LOW_COVERAGE, message)
 

@@ -33,7 +33,7 @@ class ChainEntry:
     Attributes:
         candidate: The entry of the policy's chain.
         backend: The engine.
-        min_coverage: Share of the graph's compute nodes that the engine has to take.
+        min_coverage: Share of the graph's work that the engine has to take.
         bounds: How far its numbers may be off eager's; ``None`` if they are not compared.
         limits: The limits of its build, and whether a child process builds it first.
         cache: The settings of what is kept on disk. Under ``strict`` no failures are.

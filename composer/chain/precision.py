@@ -120,15 +120,15 @@ def _rewritten(request: GraphRequest, in_fp32: int) -> Rewritten:
 
 def _marked(request: GraphRequest, in_fp32: int) -> GraphRequest:
     """Return the graph with every node marked from the first product in bfloat16 on."""
-    gm = _copy_at_aten(request)
+    gm = copy_at_aten(request)
     nodes = list(gm.graph.nodes)
     for node in nodes[nodes.index(products_of(gm)[in_fp32]) :]:
         low_precision.mark(node)
     _torch.sources.name_sources(gm)
-    return dataclasses.replace(request, gm=gm)
+    return dataclasses.replace(request, gm=gm, torch_gm=None)
 
 
-def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
+def copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
     """Return a copy of the graph in ATen operators.
 
     The ATen graph is kept, because the symbols cannot be captured again at run time.
@@ -142,7 +142,7 @@ def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
 
 def _rewrite(request: GraphRequest, in_fp32: int) -> Rewritten | str:
     passes = SharedPasses((LowerPrecision(in_fp32),))
-    rewritten, (record,) = before_autograd.rewrite(request, passes, _copy_at_aten)
+    rewritten, (record,) = before_autograd.rewrite(request, passes, copy_at_aten)
     if record.error:
         return record.error
     if not record.matches:
@@ -163,7 +163,8 @@ def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int)
     fixed = {i: request.example_inputs[i] for i in cast if _is_fixed(placeholders[i])}
     rounded = sorted(watchable(fixed))
     if request.training or not rounded:
-        return Narrow(dataclasses.replace(request, gm=gm), products, lambda compiled: compiled)
+        twin = dataclasses.replace(request, gm=gm, torch_gm=None)
+        return Narrow(twin, products, lambda compiled: compiled)
     shared = session.current().copies
     copies = {i: shared.of(request.example_inputs[i]) for i in rounded}
     inputs = list(request.example_inputs)
@@ -181,7 +182,11 @@ def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int)
     gm.recompile()
     weights = request.weights | set(range(len(request.example_inputs), len(inputs)))
     twin = dataclasses.replace(
-        request, gm=gm, example_inputs=tuple(inputs), weights=frozenset(weights)
+        request,
+        gm=gm,
+        torch_gm=None,
+        example_inputs=tuple(inputs),
+        weights=frozenset(weights),
     )
     values = {i: request.example_inputs[i] for i in rounded}
     region = Region(gm, values, {}, {})

@@ -64,6 +64,7 @@ def read_request(
         dynamic=any(map(_torch.symbols.symbolic_numbers, fakes)),
         nodes=sum(node.op in _OPERATIONS for node in gm.graph.nodes),
         inputs=tuple(_describe(placeholders[i], example_inputs[i]) for i in activations),
+        torch_gm=gm,
         mode=mode,
     )
 

@@ -80,6 +80,14 @@ def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     return (node for node in gm.graph.nodes if node.op == "call_function")
 
 
+def graphs_in(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
+    """The graphs that a call has as operands, such as the branches of ``torch.cond``."""
+    owner = node.graph.owning_module
+    constants = [source for source in node.all_input_nodes if source.op == "get_attr"]
+    values = [attribute_at(owner, str(constant.target)) for constant in constants]
+    return [value for value in values if isinstance(value, torch.fx.GraphModule)]
+
+
 def call_behind(node: torch.fx.Node) -> Any:
     """The call that a node is one result of (``operator.getitem``), or else the node itself."""
     return node.args[0] if node.target is operator.getitem else node

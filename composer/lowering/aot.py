@@ -93,7 +93,7 @@ def compile_functional(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     build: GraphBuilder,
-    dialect: Operators = MappingProxyType({}),
+    entries: Operators = MappingProxyType({}),
     terms: BuildTerms | None = None,
 ) -> Callable[..., Any]:
     """Compile a captured graph: AOTAutograd makes it functional, and ``build`` compiles the result.
@@ -106,7 +106,7 @@ def compile_functional(
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
         build: Compiles a functional graph.
-        dialect: This engine's entries of operators. They have priority over composer's own.
+        entries: This engine's entries of operators. They have priority over composer's own.
         terms: The terms of the build; ``freeze`` and the shared passes are read.
 
     Raises:
@@ -141,7 +141,7 @@ def compile_functional(
 
     try:
         whole = checkpoints.without_regions(gm)
-        table = decompositions(dialect, needs_grad)
+        table = decompositions(entries, needs_grad)
         return through_aot(whole, example_inputs, compiler, table, terms.late)
     finally:  # AOTAutograd keeps the compiler of a training graph alive, with its variables
         captured.inputs.clear()

@@ -90,7 +90,7 @@ def _compiled_flat(
         def compile_one(graph: FunctionalGraph) -> Callable[..., Any]:
             return _compiled(graph, engine, build, whole)
 
-        compiled = compile_functional(gm, example_inputs, compile_one, engine.dialect(), terms)
+        compiled = compile_functional(gm, example_inputs, compile_one, engine.operators(), terms)
     if artefacts := str(terms.artefacts):
         terms.facts.extra["artefacts"] = artefacts
     return compiled

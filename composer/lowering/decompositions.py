@@ -19,15 +19,15 @@ from composer.lowering.operators import operators
 from composer.lowering.operators.entry import Function, Operators
 
 
-def decompositions(dialect: Operators, training: bool) -> dict[Any, Function]:
+def decompositions(entries: Operators, training: bool) -> dict[Any, Function]:
     """Return the table for AOTAutograd: an engine's entries first, then composer's, then others.
 
     Args:
-        dialect: The engine's entries.
+        entries: The engine's entries.
         training: True if a backward will be made.
     """
     table = dict(_exporters())
-    for operator, entry in itertools.chain(operators().items(), dialect.items()):
+    for operator, entry in itertools.chain(operators().items(), entries.items()):
         function = entry.decompose
         if training and entry.in_training is not None:
             function = entry.in_training

@@ -63,10 +63,15 @@ def _run_stage(
         control_flow.pass_on(error)
         pipeline.fail(passes, "stage", error)
         return request
+    earlier = len(pipeline.records)
     if not pipeline.run(gm, passes):
         return request
     _torch.sources.name_sources(gm)
-    return dataclasses.replace(request, gm=gm)
+    torch_gm = gm if passes[0].stage == Stage.TORCH else request.torch_gm
+    for each, record in zip(passes, pipeline.records[earlier:], strict=True):
+        if each.stage == Stage.ATEN and record.changed and not each.keeps_numbers:
+            torch_gm = None
+    return dataclasses.replace(request, gm=gm, torch_gm=torch_gm)
 
 
 def _copy_for(stage: Stage, request: GraphRequest) -> torch.fx.GraphModule:

@@ -33,6 +33,8 @@ from composer.system.subprocesses import Unwanted
 
 _PENDING = "it is to be built in a child process, from the second call of the graph on"
 
+_NO_TIMES_YET = "in the background, from the second call on"
+
 
 def is_asked(request: GraphRequest, resolved: Resolved) -> bool:
     """Return True if eager is to answer until an engine is chosen in the background.
@@ -53,11 +55,10 @@ def is_asked(request: GraphRequest, resolved: Resolved) -> bool:
 
 def pending(entries: Sequence[ChainEntry], fallback: choice.Tried) -> Outcome:
     """Return the outcome of a compile that leaves the choice to the background."""
-    attempts = (
-        Attempt(e.candidate.name, Status.SKIPPED, Reason.POLICY, _PENDING, 0.0) for e in entries
-    )
     assert fallback.compiled is not None
-    ends = tuple(End(each, None) for each in attempts)
+    names = [each.candidate.name for each in entries]
+    attempts = (Attempt(each, Status.SKIPPED, Reason.POLICY, _PENDING, 0.0) for each in names)
+    ends = tuple(End(each.timed(_NO_TIMES_YET), None) for each in attempts)
     return Outcome(ends, EAGER, fallback.compiled, fallback.passes)
 
 

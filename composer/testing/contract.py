@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from composer.errors import MISTAKES, BackendCheckError, CandidateError, causes, error_line
+from composer.passes.base import GraphPass
 from composer.passes.debug.compare import Program, deviation
 from composer.passes.debug.examples import programs
 from composer.policy import Candidate, Policy
@@ -37,9 +38,22 @@ _PERILS = {Status.CRASHED, Status.TIMED_OUT, Reason.OUT_OF_MEMORY}
 _WHERE = {
     "process": "in a second process",
     "builds": "without grad",
+    "dialect": "with a graph of ATen",
     "dynamic": "with dynamic sizes",
     "training": "in training",
 }
+
+
+class _LeavesATen(GraphPass):
+    """Adds an operation that nobody reads: it is dropped, and the graph stays one of ATen."""
+
+    def run(self, gm: torch.fx.GraphModule) -> None:
+        """Add it, for the first input that is a tensor."""
+        for node in gm.graph.find_nodes(op="placeholder"):
+            if isinstance(node.meta["val"], torch.Tensor):
+                with gm.graph.inserting_after(node):
+                    gm.graph.call_function(torch.ops.aten.alias.default, (node,))
+                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +87,13 @@ def check_backend(
     """Check an engine against the contract of a backend, rule by rule.
 
     The engine runs through ``torch.compile``, alone in a chain. It runs first in a child process,
-    so that a crash or a hang does not end the test. Then it runs here without grad, with dynamic
-    sizes and in training. ``torch.compiler.reset()`` is called before each compile and at the end.
-    The rules are
+    so that a crash or a hang does not end the test. Then it runs here without grad, with a graph of
+    ATen, with dynamic sizes and in training. ``torch.compiler.reset()`` is called before each
+    compile and at the end. The rules are
 
     - ``process``: the engine builds and runs in a second process without ending the process;
     - ``serves``: it is available, and serves at least one graph;
-    - ``builds``, ``dynamic``, ``training``: no build fails; a graph may be declined;
+    - ``builds``, ``dialect``, ``dynamic``, ``training``: no build fails; a graph may be declined;
     - ``work``: the engine does the work itself;
     - ``numbers``: outputs and gradients are eager's, at the first call and at later ones;
     - ``inputs``: inputs and weights are the same after a call as with eager;
@@ -134,12 +148,13 @@ class _Contract:
         return refused is None or not _PERILS & {refused.status, refused.reason}
 
     def here(self, tried: Sequence[Program]) -> None:
-        """Try the programs in this process: without grad, with dynamic sizes, in training."""
+        """Try the programs here: without grad, in ATen, with dynamic sizes, in training."""
         for program in tried:
             with torch.no_grad():
                 other = program.changed(lambda value: value * 0.5 + 0.25)
                 if self._try("builds", [program, other]) is not None:
                     continue
+                self._try("dialect", [program], passes=[_LeavesATen()])
                 grown = program.changed(_doubled)
                 if _runs(grown):
                     self._try("dynamic", [program, grown], dynamic=True)
@@ -159,7 +174,12 @@ class _Contract:
         return BackendCheck(name, self._graphs, tuple(dict.fromkeys(self._declined)))
 
     def _try(
-        self, rule: str, inputs: Sequence[Program], dynamic: bool | None = None, **settings: Any
+        self,
+        rule: str,
+        inputs: Sequence[Program],
+        dynamic: bool | None = None,
+        passes: Sequence[GraphPass] = (),
+        **settings: Any,
     ) -> Attempt | None:
         """Compile one function, run it on inputs in turn, and compare with eager.
 
@@ -168,7 +188,7 @@ class _Contract:
         wanted = [each.run() for each in inputs]
         try:
             with expect() as reports:
-                run = self._compiled(inputs[0], dynamic, **settings)
+                run = self._compiled(inputs[0], dynamic, passes, **settings)
                 got = [each.run(lambda _: run) for each in inputs]
         except BaseException as error:  # noqa: BLE001  # becomes the rule that was broken
             control_flow.pass_on(error)
@@ -181,9 +201,16 @@ class _Contract:
                 self._broken.setdefault(broken, f"{off}, {_WHERE[rule]}")
         return None
 
-    def _compiled(self, program: Program, dynamic: bool | None = None, **settings: Any) -> Any:
+    def _compiled(
+        self,
+        program: Program,
+        dynamic: bool | None = None,
+        passes: Sequence[GraphPass] = (),
+        **settings: Any,
+    ) -> Any:
         """Compile a program with the engine alone, with other settings of the candidate."""
-        options = {**_ALONE, "chain": [self._entry.model_copy(update=settings)]}
+        chain = [self._entry.model_copy(update=settings)]
+        options = {**_ALONE, "chain": chain, "passes": [*passes]}
         torch.compiler.reset()
         return torch.compile(program.fn, backend="composer", options=options, dynamic=dynamic)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.fx
 
 from composer import _torch
+from composer.backends.base import Dialect
 from composer.testing import faults
 from composer.testing.faults import Fault
 
@@ -23,13 +24,15 @@ class FakeBackend:
         fault: The fault; ``None`` is an engine without a fault.
         at: The call from which on the fault happens; the first call is 1. By default, the fault
             happens in the compile if it can, else at every call. ``fails_in_backward`` counts runs
-            of the backward.
+            of the backward. Calls that composer makes while it verifies or measures count too.
         seconds: How long ``slow`` takes.
         name: What reports call it; by default ``fake_`` and the fault.
 
     Raises:
         ValueError: there is no such fault, or no such call.
     """
+
+    dialect: ClassVar[Dialect] = "any"
 
     def __init__(
         self,

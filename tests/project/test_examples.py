@@ -49,11 +49,16 @@ def test_cells_of_the_notebook_run(notebook: Path, monkeypatch: pytest.MonkeyPat
     assert all("<table" in table for table in tables)
 
 
-def test_notebooks_are_committed_without_outputs() -> None:
-    """An output would be of another machine."""
+def test_notebooks_are_committed_with_the_outputs_of_a_run() -> None:
+    """A reader sees the tables without running anything. All cells ran, once and in order."""
     for notebook in NOTEBOOKS:
-        cells = json.loads(notebook.read_text())["cells"]
-        assert [c["outputs"] for c in cells if c["cell_type"] == "code" and c["outputs"]] == []
+        cells = [c for c in json.loads(notebook.read_text())["cells"] if c["cell_type"] == "code"]
+        assert [c["execution_count"] for c in cells] == [*range(1, len(cells) + 1)]
+        outputs = [each for cell in cells for each in cell["outputs"]]
+        tables = [each for each in outputs if "text/html" in each.get("data", {})]
+        assert len(tables) == 3
+        assert all("<table" in "".join(each["data"]["text/html"]) for each in tables)
+        assert not any(each["output_type"] == "error" for each in outputs)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ DECLINED = Attempt(
     "onnxrt",
     Status.DECLINED,
     Reason.LOW_COVERAGE,
-    "it takes 12 % of the compute nodes, less than min_coverage",
+    "it takes 12 % of the work, less than min_coverage",
     0.3,
     coverage=0.12,
     engine={"onnxruntime": "1.31.1", "left_to_torch": ["aten.roll: no translation, at roll_3"]},

@@ -32,11 +32,11 @@ from composer.backends.onnx_engine import (
     install,
     refuse,
 )
-from composer.backends.onnxrt.dialect import dialect
 from composer.backends.onnxrt.kernels import lacking, narrow_here, why_not_here
 from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.loading import load
 from composer.backends.onnxrt.native import why_not_native
+from composer.backends.onnxrt.operators import entries
 from composer.backends.onnxrt.settings import Settings, read_settings
 from composer.backends.onnxrt.tails import keep_tails
 from composer.backends.onnxrt.widening import widen
@@ -81,9 +81,9 @@ class OnnxRuntimeEngine(OnnxEngine[Settings]):
             else {"calls": "native"},
         )
 
-    def dialect(self) -> Operators:
+    def operators(self) -> Operators:
         """Return ONNX Runtime's entries of operators."""
-        return dialect()
+        return entries()
 
     def why_not(self, node: torch.fx.Node, build: OnnxBuild[Settings]) -> str | None:
         """Return why ONNX cannot express a call, or that there is no kernel for it."""

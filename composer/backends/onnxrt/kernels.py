@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends.onnxrt.dialect import dialect
+from composer.backends.onnxrt.operators import entries
 from composer.lowering.export.onnx import why_not
 from composer.lowering.partition.regions import dtype_names, dtypes_of
 from composer.lowering.views import is_view
@@ -48,7 +48,7 @@ def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
 
     Either ONNX cannot express the call, or there is no CPU kernel for it.
     """
-    why = why_not(node, dialect())
+    why = why_not(node, entries())
     if why is None and device.type == "cpu":
         return _no_kernel(node, device)
     return why

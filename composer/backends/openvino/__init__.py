@@ -29,9 +29,9 @@ from composer.backends.onnx_engine import (
 )
 from composer.backends.openvino import library
 from composer.backends.openvino.compiled import load
-from composer.backends.openvino.dialect import dialect
 from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import read_region
+from composer.backends.openvino.operators import entries
 from composer.backends.openvino.settings import Settings, read_settings
 
 
@@ -63,9 +63,9 @@ class OpenVinoEngine(OnnxEngine[Settings]):
             keeps_nan=build.settings.keeps_nan,
         )
 
-    def dialect(self) -> Operators:
+    def operators(self) -> Operators:
         """Return OpenVINO's entries of operators."""
-        return dialect()
+        return entries()
 
     def why_not(self, node: torch.fx.Node, build: OnnxBuild[Settings]) -> str | None:
         """Return why torch must run a call, without asking OpenVINO's reader."""

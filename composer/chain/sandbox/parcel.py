@@ -168,11 +168,12 @@ def opened(contents: Mapping[str, Any]) -> tuple[Any, ...]:
     These are the chain, the passes, the graph with its inputs, the facts about it, the settings,
     and the surroundings of the sender.
     """
-    *groups, options, shared, (gm, sent), (facts, settings, surroundings) = contents.values()
+    *groups, options, shared, (gm, torch_gm, sent), last = contents.values()
+    facts, settings, surroundings = last
     entries = dict(itertools.chain.from_iterable(groups))
     chain = [_with_options(entries[place], given) for place, given in enumerate(options)]
     inputs = [each.open() if isinstance(each, _Sent) else each for each in sent]
-    return chain, shared, (gm, inputs), facts, settings, surroundings
+    return chain, shared, (gm, inputs), facts | {"torch_gm": torch_gm}, settings, surroundings
 
 
 def case(
@@ -204,14 +205,17 @@ def case(
             limits = dataclasses.replace(limits, isolate=False)
         sent = dataclasses.replace(_with_options(entry, {}), limits=limits, in_sandbox=True)
         groups.setdefault(f"the backend {entry.candidate.name!r}", []).append((place, sent))
-    not_sent = {"gm", "example_inputs", "_made"}
+    if request.dynamic and request.torch_gm not in (None, request.gm):
+        message = "the graph has two forms, which have the same symbols"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, message)
+    not_sent = {"gm", "torch_gm", "example_inputs", "_made"}
     names = [each.name for each in dataclasses.fields(request) if each.name not in not_sent]
     facts = {name: getattr(request, name) for name in names}
     return {
         **groups,
         "its options": [entry.candidate.options for entry in entries],
         "the shared passes": shared if shared.late else SharedPasses(),
-        "the graph": (request.gm, inputs_to_send(request.example_inputs)),
+        "the graph": (request.gm, request.torch_gm, inputs_to_send(request.example_inputs)),
         "its surroundings": (facts, {**_SETTINGS, **settings}, around or surroundings()),
     }
 

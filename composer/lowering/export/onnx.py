@@ -17,7 +17,7 @@ from composer import _torch
 from composer.build import Artefacts
 from composer.errors import Refusal, class_and_text
 from composer.graphs.keys import graph_key
-from composer.graphs.nodes import are_static
+from composer.graphs.nodes import are_static, graphs_in
 from composer.graphs.written import Unsayable, exact_text
 from composer.lowering.export import artefacts
 from composer.lowering.export.linears import keep_dimensions
@@ -26,7 +26,7 @@ from composer.lowering.export.reshapes import join_views
 from composer.lowering.export.vocabulary import vocabulary
 from composer.lowering.operators.entry import Operators
 from composer.lowering.operators.translations import translator
-from composer.lowering.partition.regions import Region, draws, graphs_in, is_complex, seen_by
+from composer.lowering.partition.regions import Region, draws, is_complex, seen_by
 from composer.lowering.partition.unsupported import why_unsupported
 from composer.records import Reason, Status
 
@@ -159,10 +159,10 @@ class OnnxGraph:
         return model
 
 
-def why_not(node: torch.fx.Node, dialect: Operators = MappingProxyType({})) -> str | None:
+def why_not(node: torch.fx.Node, entries: Operators = MappingProxyType({})) -> str | None:
     """Return why a call cannot be translated to ONNX; ``None`` if it can.
 
-    The translations are those of the exporter's registry and composer's own. ``dialect`` has the
+    The translations are those of the exporter's registry and composer's own. ``entries`` has the
     engine's entries.
     """
     values, _ = _torch.tensors.flatten(node.meta.get("val"))
@@ -181,7 +181,7 @@ def why_not(node: torch.fx.Node, dialect: Operators = MappingProxyType({})) -> s
         return "random numbers stay torch's"
     if not vocabulary().translates(node.target):
         return "no ONNX translation"
-    return why_unsupported(node, dialect)
+    return why_unsupported(node, entries)
 
 
 def to_onnx(region: Region, models: Artefacts | None = None) -> OnnxGraph:

@@ -26,12 +26,13 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from composer import _torch
 from composer.errors import refuse
 from composer.graphs import low_precision
-from composer.graphs.nodes import attribute_at, call_behind, calls_of, tensors_of
+from composer.graphs.nodes import attribute_at, call_behind, calls_of, graphs_in, tensors_of
 from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
 from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.devices import WHY, elsewhere
 from composer.lowering.operators.entry import Rule, operands_of
+from composer.lowering.partition.work import work_of
 from composer.lowering.views import decline_unsure_memory, give_returned_views_to_torch, is_view
 from composer.records import Reason, Status
 
@@ -103,8 +104,8 @@ class Split:
         outer: The graph that calls the regions by name; ``None`` where a single region is the whole
             graph.
         regions: The regions that the engine takes, by name.
-        taken: Number of the graph's compute nodes that are in the regions.
-        total: Number of the graph's compute nodes.
+        taken: The work (:func:`work_of`) of the compute nodes that are in the regions.
+        total: The work of all compute nodes of the graph.
         left: One line for each operator that is outside of the regions: the reason, and the place
             in the user's code.
         written: Positions of the inputs that are written to in place, by torch between the
@@ -176,19 +177,21 @@ def split(
     left = _described(filter(is_compute, refused), refused)  # before the calls are changed
     in_place.put_in_place(graph, by_torch, refused)
     compute = {*filter(is_compute, calls_of(gm))} - writes_of_torch
+    work = {node: work_of(node) for node in compute}
+    total = sum(work.values())
     if compute <= refused.keys():
         gm.recompile()
-        return Split(gm, {}, 0, len(compute), left)
+        return Split(gm, {}, 0, total, left)
     outside = _calls_of_torch(gm, refused)
     low = low_precision.marked(gm.graph)
     if not outside and not low and _returns_computed_values(gm):
         rewritten = in_place.rewritten(gm)
         region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm), rewritten)
-        return Split(None, {WHOLE: region}, len(compute), len(compute), left, written)
+        return Split(None, {WHOLE: region}, total, total, left, written)
     calls = {*calls_of(gm)}
     parts = _partition(gm, outside | low) + _partition(gm, outside | (calls - low))
-    taken = sum(map(is_compute, itertools.chain.from_iterable(parts)))
-    return Split(gm, _fuse(graph, parts), taken, len(compute), left, written)
+    taken = sum(work.get(node, 0) for node in itertools.chain.from_iterable(parts))
+    return Split(gm, _fuse(graph, parts), taken, total, left, written)
 
 
 def _decline_impossible(gm: torch.fx.GraphModule) -> None:
@@ -348,14 +351,6 @@ def draws(node: torch.fx.Node) -> bool:
     repeats_a_draw = any(map(_torch.operators.draws, node.args))
     nodes = itertools.chain.from_iterable(gm.graph.nodes for gm in graphs_in(node))
     return repeats_a_draw or any(map(draws, nodes))
-
-
-def graphs_in(node: torch.fx.Node) -> list[torch.fx.GraphModule]:
-    """Return the graphs that a call has as operands, such as the branches of ``torch.cond``."""
-    owner = node.graph.owning_module
-    constants = [source for source in node.all_input_nodes if source.op == "get_attr"]
-    values = [attribute_at(owner, str(constant.target)) for constant in constants]
-    return [value for value in values if isinstance(value, torch.fx.GraphModule)]
 
 
 def call_after(_: object, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

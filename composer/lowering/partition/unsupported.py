@@ -33,12 +33,12 @@ _INEXACT_CONSTANTS = (
 )
 
 
-def why_unsupported(node: torch.fx.Node, dialect: Operators) -> str | None:
+def why_unsupported(node: torch.fx.Node, entries: Operators) -> str | None:
     """Return why the translation of this call would differ from eager; ``None`` if it would not.
 
-    ``dialect`` has the engine's entries.
+    ``entries`` has the engine's entries.
     """
-    rules = (*_rules_of(node.target, operators()), *_rules_of(node.target, dialect), *_OF_ALL)
+    rules = (*_rules_of(node.target, operators()), *_rules_of(node.target, entries), *_OF_ALL)
     for rule in rules:
         why = rule(node)
         if why is not None:

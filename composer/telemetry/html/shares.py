@@ -1,4 +1,4 @@
-"""The share of each engine in graphs, compute nodes, calls and run time."""
+"""The share of each engine in graphs, operations, calls and run time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class EngineShare:
     """The numbers of one engine, and its shares in per cent.
 
     ``nodes`` is an estimate. It is the number of captured operations of a graph times the share of
-    compute nodes that the engine reports as its own. An engine that reports nothing is assumed to
-    run all nodes.
+    the graph's work that the engine reports as its own. An engine that reports nothing is assumed
+    to run all of them.
     """
 
     engine: str
@@ -40,9 +40,9 @@ class _Total:
 
 
 def shares(graphs: Iterable[CompileReport]) -> tuple[EngineShare, ...]:
-    """Return the share of every engine: the one with the most compute nodes first, eager last.
+    """Return the share of every engine: the one with the most operations first, eager last.
 
-    Nodes that an engine leaves to torch count for eager, and so do calls that the eager fallback
+    What an engine leaves to torch counts for eager, and so do calls that the eager fallback
     answered. The time within calls cannot be split, so all of it counts for the engine. Graphs
     without an engine are left out.
     """
@@ -76,7 +76,7 @@ def _add(graph: CompileReport, engine: _Total, eager: _Total) -> None:
 
 
 def _coverage(graph: CompileReport) -> float:
-    """Return the share of nodes that the attempt that serves reports; 1 if there is no report."""
+    """Return the share that the attempt that serves reports; 1 if there is no report."""
     for attempt in reversed(graph.attempts):
         if attempt.accepted:
             return 1.0 if attempt.coverage is None else attempt.coverage

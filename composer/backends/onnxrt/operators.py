@@ -47,7 +47,7 @@ _COMPARISONS = (
 
 
 @functools.cache
-def dialect() -> Operators:
+def entries() -> Operators:
     """The entries for ONNX Runtime, by torch operator."""
     accumulate, traps = Operator(accumulated, unsupported=(added_at_once,)), (integer_division,)
     crashes = Operator(unsupported=(always("ONNX Runtime's optimizer crashes on it"),))

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 @functools.cache
-def dialect() -> Operators:
+def entries() -> Operators:
     """Return the translations that OpenVINO needs.
 
     They are ONNX Runtime's fused operators, which OpenVINO's reader knows, attention in float32,
