@@ -25,6 +25,7 @@ from composer.backends.onnx_engine import (
     tensors_of,
     why_not,
 )
+from composer.backends.openvino.integers import inexact
 from composer.backends.openvino.lookups import positions_within
 
 _EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
@@ -77,7 +78,7 @@ def _inexact(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> str | 
         # Torch reads a float64 number in float32, too. Dynamo (torch 2.15) captures a number from
         # Python's ``random`` like this.
         values = [value for value in values if value.dim() or value.dtype is not torch.float64]
-    dtypes = {value.dtype for value in values} - _EXACT
+    dtypes = inexact(node, values) - _EXACT
     if not dtypes:
         return None
     return f"OpenVINO computes {dtype_names(dtypes)} otherwise"
@@ -102,6 +103,56 @@ def _reads_nan_as_false(node: torch.fx.Node) -> bool:
     operands = itertools.chain.from_iterable(map(tensors_of, node.all_input_nodes))
     reads_numbers = any(value.is_floating_point() for value in operands)
     return reads_numbers and all(value.dtype is torch.bool for value in tensors_of(node))
+
+
+def _is_of_infinities(node: torch.fx.Node) -> bool:
+    """True for an extreme that may be that of a row of infinities which are all of the other sign.
+
+    A scale is chosen from an extreme that is cut off at zero, or that of magnitudes.
+    """
+    (x,) = node.all_input_nodes
+    is_largest = operator_name(node.target) == "aten::amax"
+    if is_largest and operator_name(x.target) == "aten::abs":
+        return False
+    users = [user for user in node.users if not operator_name(user.target).endswith("_like")]
+    return not all(_cuts_at_zero(user, is_largest) for user in users)
+
+
+def _cuts_at_zero(node: torch.fx.Node, is_largest: bool) -> bool:
+    """True for the larger one of a number and zero; or for the smaller one."""
+    name = operator_name(node.target)
+    if name == "aten::clamp":
+        bound = argument(node, "min" if is_largest else "max")
+        return bound is not None and (bound >= 0 if is_largest else bound <= 0)
+    return name == ("aten::maximum" if is_largest else "aten::minimum") and _has_zeros(node)
+
+
+def _has_zeros(node: torch.fx.Node) -> bool:
+    return any(map(_is_zero, node.all_input_nodes))
+
+
+def _is_zero(node: torch.fx.Node) -> bool:
+    name = operator_name(node.target)
+    if name in ("aten::full", "aten::full_like"):
+        return node.args[1] == 0
+    return name in ("aten::zeros", "aten::zeros_like")
+
+
+def _may_lose_nan(node: torch.fx.Node) -> bool:
+    """True for a maximum or minimum of which OpenVINO's result is not NaN where it should be.
+
+    With zeros it is like ``relu``, for which the option ``keeps_nan`` decides. What such a maximum
+    returns is never NaN.
+    """
+    return not _has_zeros(node) and not all(map(_is_cut, node.all_input_nodes))
+
+
+def _is_cut(node: torch.fx.Node) -> bool:
+    """True for a maximum or minimum with zeros, also if it is negated."""
+    name = operator_name(node.target)
+    if name == "aten::neg":
+        return _is_cut(node.all_input_nodes[0])
+    return name in ("aten::maximum", "aten::minimum") and _has_zeros(node)
 
 
 def _counts_padding(node: torch.fx.Node) -> bool:
@@ -180,10 +231,10 @@ def _always(_: torch.fx.Node) -> bool:
 
 
 _RULES: tuple[tuple[Collection[str], Callable[[torch.fx.Node], bool], str], ...] = (
-    ({"aten::amax", "aten::amin"}, _always, "an infinity becomes the largest number"),
+    ({"aten::amax", "aten::amin"}, _is_of_infinities, "an infinity becomes the largest number"),
     ({"aten::max", "aten::min"}, _reads_values, "an infinity becomes the largest number"),
     ({"aten::fmod"}, _always, "a rest is taken from a rounded quotient"),
-    ({"aten::maximum", "aten::minimum"}, _always, "NaN gets lost"),
+    ({"aten::maximum", "aten::minimum"}, _may_lose_nan, "NaN gets lost"),
     ({"aten::sort", "aten::topk"}, _always, "NaN upsets the order of the others"),
     (_AVERAGES, _counts_padding, "the last window is counted whole"),
     (_POOLS, _has_padded_windows, "padded windows of dynamic sizes may end the process"),

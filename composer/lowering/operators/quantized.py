@@ -57,9 +57,19 @@ def _of_pt2e() -> dict[Any, Operator]:
     }
 
 
-def product_with_int8(
-    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
-) -> torch.Tensor:
+def written_out() -> Operators:
+    """Entries for an engine whose ``QuantizeLinear`` rounds otherwise, and that has no float64."""
+    if not _torch.operators.can_quantize():
+        return {}
+    ops = torch.ops.quantized_decomposed
+    return {
+        ops.quantize_per_tensor.default: Operator(quantize_by_numbers),
+        ops.quantize_per_tensor.tensor: Operator(quantize_in_single_precision),
+        ops.quantize_per_tensor.tensor2: Operator(quantize_in_single_precision),
+    }
+
+
+def product_with_int8(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """``aten._weight_int8pack_mm``, which scales the sums and rounds the result once."""
     sums = torch.mm(x.float(), weight.t().float())
     return (sums * scales.float()).to(x.dtype)
@@ -86,6 +96,19 @@ def quantize(
     return torch.clamp(whole, quant_min, quant_max)
 
 
+def quantize_by_numbers(
+    x: torch.Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Quantize by the arithmetic of eager, which multiplies by the inverse of the scale."""
+    rounded = torch.round(x.float() * (1.0 / scale)) + zero_point
+    return torch.clamp(rounded, quant_min, quant_max).to(dtype)
+
+
 def quantize_by_tensors(
     x: torch.Tensor,
     scale: torch.Tensor,
@@ -96,11 +119,19 @@ def quantize_by_tensors(
 ) -> torch.Tensor:
     """Quantize with a scale and a zero point that are known only when the program runs.
 
-    Eager reads them as Python numbers, and so it inverts the scale in float64.
+    Eager reads them as Python numbers, and so it inverts the scale in float64. If the scale is a
+    number in float32, its inverse is the same in float32.
     """
-    inverse = (1.0 / scale.double()).float().reshape(())
+    inverse = (1.0 / scale).float().reshape(())
     rounded = torch.round(x.float() * inverse) + zero_point.float().reshape(())
     return torch.clamp(rounded, quant_min, quant_max).to(dtype)
+
+
+def quantize_in_single_precision(
+    x: torch.Tensor, scale: torch.Tensor, *others: Any
+) -> torch.Tensor:
+    """Quantize with a scale that is converted to float32 before it is inverted."""
+    return quantize_by_tensors(x, scale.float(), *others)
 
 
 def dequantize_by_tensors(
