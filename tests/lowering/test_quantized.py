@@ -12,6 +12,7 @@ from common import compiled, last
 from torch import nn
 
 pytest.importorskip("torchao")
+from torchao.kernel import intmm
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
@@ -19,6 +20,8 @@ from torchao.quantization import (
     PerGroup,
     quantize_,
 )
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +54,62 @@ def test_a_model_with_quantized_weights_runs(name: str, engine: str) -> None:
     """An engine computes all of it, and its numbers are those of the quantized model in eager."""
     pytest.importorskip(engine.replace("onnxrt", "onnxruntime"))
     model = quantized(CONFIGS[name]())
+    found = compiled(model, engine)(X)
+    assert last().attempts[0].coverage == 1.0, last().attempts[0].engine["left_to_torch"]
+    torch.testing.assert_close(found, model(X))
+
+
+def static() -> nn.Module:
+    """The layers quantized by PT2E: the scales of activations are constants of the graph."""
+    return by_pt2e(is_dynamic=False)
+
+
+def dynamic() -> nn.Module:
+    """The layers quantized by PT2E: the scales of activations are computed at each call."""
+    return by_pt2e(is_dynamic=True)
+
+
+def by_pt2e(*, is_dynamic: bool) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 32)).eval()
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=is_dynamic))
+    prepared = prepare_pt2e(torch.export.export(model, (X,)).module(), quantizer)
+    prepared(X)
+    return convert_pt2e(prepared)
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
+@pytest.mark.parametrize("make", [static, dynamic])
+def test_a_model_of_pt2e_runs(make: Callable[[], nn.Module], engine: str) -> None:
+    """An engine computes all of it, with eager's integers; ONNX Runtime does in eight bits."""
+    pytest.importorskip(engine.replace("onnxrt", "onnxruntime"))
+    model = make()
+    found = compiled(model, engine)(X)
+    (attempt,) = last().attempts
+    assert attempt.coverage == 1.0, attempt.engine["left_to_torch"]
+    torch.testing.assert_close(found, model(X))
+    if engine == "onnxrt":
+        assert attempt.engine["products_in_int8"] == 2
+
+
+def test_the_record_counts_products_in_eight_bits() -> None:
+    """As many as the optimized model has; a model without quantized activations says nothing."""
+    compiled(quantized(Int8DynamicActivationInt8WeightConfig()), "onnxrt")(X)
+    assert last().attempts[0].engine["products_in_int8"] == 2
+    compiled(quantized(Int8WeightOnlyConfig()), "onnxrt")(X)
+    assert "products_in_int8" not in last().attempts[0].engine
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
+def test_activations_that_are_made_unsigned_are_multiplied(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchao does on processors with VNNI; a correction is subtracted from the sums."""
+    pytest.importorskip(engine.replace("onnxrt", "onnxruntime"))
+    monkeypatch.setattr(intmm, "_cpu_is_vnni_supported", lambda: True)
+    monkeypatch.setattr(intmm, "_cpu_is_amx_tile_supported", lambda: False)
+    model = quantized(Int8DynamicActivationInt8WeightConfig())
     found = compiled(model, engine)(X)
     assert last().attempts[0].coverage == 1.0, last().attempts[0].engine["left_to_torch"]
     torch.testing.assert_close(found, model(X))

@@ -123,7 +123,9 @@ def _cuts_at_zero(node: torch.fx.Node, is_largest: bool) -> bool:
     name = operator_name(node.target)
     if name == "aten::clamp":
         bound = argument(node, "min" if is_largest else "max")
-        return bound is not None and (bound >= 0 if is_largest else bound <= 0)
+        if not isinstance(bound, int | float):
+            return False
+        return bound >= 0 if is_largest else bound <= 0
     return name == ("aten::maximum" if is_largest else "aten::minimum") and _has_zeros(node)
 
 
@@ -134,7 +136,7 @@ def _has_zeros(node: torch.fx.Node) -> bool:
 def _is_zero(node: torch.fx.Node) -> bool:
     name = operator_name(node.target)
     if name in ("aten::full", "aten::full_like"):
-        return node.args[1] == 0
+        return bool(node.args[1] == 0)
     return name in ("aten::zeros", "aten::zeros_like")
 
 

@@ -39,14 +39,14 @@ def _of_pt2e() -> dict[Any, Operator]:
             {
                 ops.quantize_per_tensor.tensor: Operator(quantize_by_tensors),
                 ops.quantize_per_tensor.tensor2: Operator(quantize_by_tensors),
-                ops.dequantize_per_tensor.tensor: Operator(dequantize_by_tensors),
-                ops.dequantize_per_tensor.tensor2: Operator(dequantize_by_tensors),
                 ops.quantize_per_token.default: Operator(quantize_tokens),
                 ops.dequantize_per_token.default: Operator(dequantize_tokens),
                 ops.quantize_per_channel_group.default: Operator(quantize_groups),
                 ops.dequantize_per_channel_group.default: Operator(dequantize_groups),
             }
         ),
+        ops.dequantize_per_tensor.tensor: Operator(translate="quantized:dequantize"),
+        ops.dequantize_per_tensor.tensor2: Operator(translate="quantized:dequantize"),
         ops.choose_qparams.tensor: Operator(choose_for_tensor),
         ops.choose_qparams_symmetric.tensor: Operator(
             functools.partial(choose_for_tensor, symmetric=True)
@@ -66,6 +66,8 @@ def written_out() -> Operators:
         ops.quantize_per_tensor.default: Operator(quantize_by_numbers),
         ops.quantize_per_tensor.tensor: Operator(quantize_in_single_precision),
         ops.quantize_per_tensor.tensor2: Operator(quantize_in_single_precision),
+        ops.dequantize_per_tensor.tensor: Operator(dequantize_by_tensors),
+        ops.dequantize_per_tensor.tensor2: Operator(dequantize_by_tensors),
     }
 
 
@@ -244,9 +246,11 @@ def choose_for_tokens_asymmetric(
     x: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A scale and a zero point for each row, of which torch itself says how they are computed."""
-    return torch.ops.quantized_decomposed._choose_qparams_per_token_asymmetric_impl(x, dtype)
+    choose = torch.ops.quantized_decomposed._choose_qparams_per_token_asymmetric_impl
+    scales, zero_points = choose(x, dtype)
+    return scales, zero_points
 
 
-def convert(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def convert(x: torch.Tensor, dtype: torch.dtype) -> Any:
     """A conversion that Inductor is told not to fuse with others."""
     return aten._to_copy.default(x, dtype=dtype)
