@@ -1,4 +1,4 @@
-"""Quotients in models that round to integers.
+"""Quotients whose last digit shows: they are rounded to integers, or returned in float64.
 
 OpenVINO (2026.4) computes ``a / b`` as ``a`` times the reciprocal of ``b``. The last digit of the
 product is often another one. The scale by which a row is quantized is its largest number divided by
@@ -16,8 +16,9 @@ _AS_IT_IS = "nonconvertable_divide_0"
 """The mark by which OpenVINO's own passes leave a division as it is. It has no public name."""
 
 
-def divide_before_rounding(model: Any) -> None:
-    """Mark the divisions of a model that rounds to integers, so that OpenVINO divides."""
-    if nodes_of(model, {"Round"}):
+def divide_where_it_shows(model: Any) -> None:
+    """Mark the divisions of a model that rounds, or returns float64, so that OpenVINO divides."""
+    types = [each.get_output_element_type(0).get_type_name() for each in model.get_results()]
+    if "f64" in types or nodes_of(model, {"Round"}):
         for node in nodes_of(model, {"Divide"}):
             node.get_rt_info()[_AS_IT_IS] = True
