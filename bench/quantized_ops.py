@@ -29,8 +29,7 @@ def database() -> list[Any]:
     """An entry like those of ``op_db`` for each operator."""
     from torch.testing._internal.opinfo.core import OpInfo
 
-    named = {f"quantized_decomposed.{name}": each for name, each in _PT2E.items()}
-    named |= {name.removeprefix("aten."): each for name, each in _PRODUCTS.items()}
+    named = of_pt2e() | _PRODUCTS
     if importlib.util.find_spec("torchao") is not None:
         named |= {f"torchao.{name}": each for name, each in _torchao().items()}
     return [
@@ -44,6 +43,11 @@ def database() -> list[Any]:
         )
         for name, (function, make) in named.items()
     ]
+
+
+def of_pt2e() -> dict[str, tuple[Any, Callable[[], Arguments]]]:
+    """The operators by which PT2E quantizes, by name, each with its samples."""
+    return {f"quantized_decomposed.{name}": each for name, each in _PT2E.items()}
 
 
 def _samples(make: Callable[[], Arguments], *_: Any, **__: Any) -> Iterator[Any]:
@@ -195,8 +199,8 @@ _PT2E: dict[str, tuple[Any, Callable[[], Arguments]]] = {
 }
 
 _PRODUCTS: dict[str, tuple[Any, Callable[[], Arguments]]] = {
-    "aten._int_mm": (aten._int_mm.default, of_integers),
-    "aten._weight_int8pack_mm": (aten._weight_int8pack_mm.default, of_int8_weight),
+    "_int_mm": (aten._int_mm.default, of_integers),
+    "_weight_int8pack_mm": (aten._weight_int8pack_mm.default, of_int8_weight),
 }
 
 

@@ -26,7 +26,7 @@ _SMALL = frozenset({torch.int8, torch.uint8})
 _MOVES = frozenset(
     {"aten::view", "aten::_unsafe_view", "aten::reshape", "aten::t", "aten::transpose"}
     | {"aten::permute", "aten::clone", "aten::expand", "aten::unsqueeze", "aten::squeeze"}
-    | {"aten::slice", "aten::select", "aten::alias", "aten::detach"}
+    | {"aten::slice", "aten::select", "aten::alias", "aten::detach", "aten::repeat"}
 )
 _CONVERSION = "aten::_to_copy"
 _SUMS = frozenset({"aten::add", "aten::sub"})
@@ -47,7 +47,7 @@ def inexact(node: torch.fx.Node, values: Iterable[torch.Tensor]) -> set[torch.dt
         values: Its operands and results, as far as their dtypes count.
     """
     dtypes = {value.dtype for value in values}
-    name = operator_name(node.target)
+    name = _name_of(node)
     if name in _DEQUANTIZING:  # the zero points are read in the dtype of the numbers
         return dtypes - _DTYPES
     if name not in _COUNTING:
@@ -90,7 +90,7 @@ def _is_within(found: Range, least: float, most: float) -> bool:
 
 def _is_widened(node: torch.fx.Node) -> bool:
     """True if the values of a node in float64 are a conversion of float32."""
-    if operator_name(node.target) != _CONVERSION:
+    if _name_of(node) != _CONVERSION:
         return False
     return _dtype_of(node.all_input_nodes[0]) is torch.float32
 
@@ -98,7 +98,7 @@ def _is_widened(node: torch.fx.Node) -> bool:
 def _ends_in_floats(node: torch.fx.Node) -> bool:
     """True if all that becomes of a sum is a sum, and then a floating-point number."""
     for user in node.users:
-        name, dtype = operator_name(user.target), _dtype_of(user)
+        name, dtype = _name_of(user), _dtype_of(user)
         if name == _CONVERSION and dtype is not None and dtype.is_floating_point:
             continue
         if name not in _SUMS | _MOVES or not _ends_in_floats(user):
@@ -121,7 +121,7 @@ def _range_of(value: Any) -> Range | None:
 
 def _computed_range(node: torch.fx.Node) -> Range | None:
     """Return the range of a call's result, from its operator and its operands."""
-    name, dtype = operator_name(node.target), _dtype_of(node)
+    name, dtype = _name_of(node), _dtype_of(node)
     if name in _MOVES or name == _CONVERSION:
         return _range_of(node.args[0])
     if name == "aten::clamp":
@@ -148,7 +148,7 @@ def _of_two(node: torch.fx.Node) -> Range | None:
     one, other = _range_of(node.args[0]), _range_of(node.args[1])
     if one is None or other is None or argument(node, "alpha") not in (None, 1):
         return None
-    name = operator_name(node.target)
+    name = _name_of(node)
     if name == "aten::add":
         return one[0] + other[0], one[1] + other[1]
     if name == "aten::sub":
@@ -172,6 +172,12 @@ def _of_sum(node: torch.fx.Node) -> Range | None:
     if found is None or not isinstance(count, int):
         return None
     return min(found[0] * count, 0), max(found[1] * count, 0)
+
+
+def _name_of(node: torch.fx.Node) -> str:
+    """Return the name of a call's operator; empty if it reads memory as another dtype."""
+    is_cast_of_memory = node.target is torch.ops.aten.view.dtype
+    return "" if is_cast_of_memory else operator_name(node.target)
 
 
 def _dtype_of(node: torch.fx.Node) -> torch.dtype | None:
