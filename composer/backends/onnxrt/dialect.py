@@ -277,12 +277,12 @@ def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
 def unsigned_product(a: torch.Tensor, b: torch.Tensor) -> Any:
     """Multiply uint8 by int8 as int8 by int8, where sums of the former would saturate.
 
-    They do so on processors without instructions for such products, unless ``b`` is a weight.
+    They do on processors without instructions for such products, unless ``b`` is a weight.
     """
     if a.dtype is not torch.uint8 or _torch.processor.multiplies_int8():
         return NotImplemented
     signed = (a.to(torch.int32) - 128).to(torch.int8)
-    return torch._int_mm(signed, b) + 128 * b.sum(0, keepdim=True, dtype=torch.int32)
+    return aten._int_mm.default(signed, b) + 128 * b.sum(0, keepdim=True, dtype=torch.int32)
 
 
 def far_padded(

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from composer.backends.onnxrt.products import DOMAIN
 from composer.backends.onnxrt.values import Values, attributes
@@ -89,10 +89,11 @@ def _would_be_wrong(node: onnx.NodeProto, values: Values) -> bool:
     made = [values.producer(each, "DequantizeLinear") for each in node.input]
     if node.op_type != "MatMul" or None in made:
         return False
-    left, right = (values.types[each.input[0]].dtype for each in made if each is not None)
-    second = made[1]
-    is_weight = second is not None and second.input[0] in values.initializers
-    return left != right if not is_weight else left != onnx.TensorProto.UINT8
+    numbers = [cast("onnx.NodeProto", each).input[0] for each in made]
+    left, right = (values.types[each].dtype for each in numbers)
+    if numbers[1] in values.initializers:
+        return left != onnx.TensorProto.UINT8
+    return left != right
 
 
 def _in_floats(node: onnx.NodeProto) -> list[Any]:
@@ -150,10 +151,10 @@ def _is_plain(node: onnx.NodeProto, values: Values) -> bool:
     if node.op_type == "MatMul":
         return True
     given = attributes(node)
-    factors = given.get("alpha", 1.0), given.get("beta", 1.0)
-    if factors != (1.0, 1.0) or given.get("transA") or given.get("transB"):
+    usual = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+    if usual | given != usual:
         return False
-    bias = node.input[2] if len(node.input) > 2 else ""
+    bias = "".join(node.input[2:])  # there may be none
     return not bias or len(values.types[bias].shape) == 1
 
 
@@ -166,7 +167,7 @@ def _dequantized(name: str, move: str, values: Values) -> _Dequantized | None:
     numbers, scale, *others = made.input
     if move == "Transpose" and not _is_for_columns(made, moved, values):
         return None
-    return _Dequantized(numbers, scale, others[0] if others else "", moved)
+    return _Dequantized(numbers, scale, "".join(others), moved)
 
 
 def _is_for_columns(made: onnx.NodeProto, transpose: onnx.NodeProto | None, values: Values) -> bool:
@@ -204,7 +205,7 @@ def _in_integers(node: onnx.NodeProto, left: _Dequantized, right: _Dequantized) 
             move.input[0] = factor.numbers
             move.name = ""
             nodes.append(move)
-    bias = node.input[2] if len(node.input) > 2 else ""
+    bias = "".join(node.input[2:])  # there may be none
     scales = left.scale, right.scale, left.zero_point, right.zero_point
     inputs = [*numbers, *scales, bias]
     product = onnx.helper.make_node("MatMulIntegerToFloat", inputs, [node.output[0]], domain=DOMAIN)

@@ -38,6 +38,8 @@ _DEQUANTIZING = frozenset(
 Range = tuple[float, float]
 """The least and the largest value that a tensor may have."""
 
+_UNKNOWN: Range = (-math.inf, math.inf)
+
 
 def inexact(node: torch.fx.Node, values: Iterable[torch.Tensor]) -> set[torch.dtype]:
     """Return the dtypes among these values of a call, without those that it computes exactly.
@@ -64,7 +66,7 @@ def _is_counted(node: torch.fx.Node) -> bool:
     dtype = _dtype_of(node)
     if dtype is torch.float64:
         return _is_widened(node)
-    return dtype in _DTYPES and _is_held(_range_of(node), node)
+    return dtype in _DTYPES and _is_held(_range_of(node) or _UNKNOWN, node)
 
 
 def _is_exact_result(node: torch.fx.Node) -> bool:
@@ -74,14 +76,15 @@ def _is_exact_result(node: torch.fx.Node) -> bool:
         return _is_widened(node)
     if dtype not in _DTYPES:
         return False
-    found, limits = _computed_range(node), torch.iinfo(dtype)
-    return _is_held(found, node) and found is not None and _is_within(found, limits.min, limits.max)
+    limits = torch.iinfo(dtype)
+    found = _computed_range(node) or _UNKNOWN
+    return _is_held(found, node) and _is_within(found, limits.min, limits.max)
 
 
-def _is_held(found: Range | None, node: torch.fx.Node) -> bool:
-    if found is None:
-        return False
-    return _is_within(found, -_HELD, _HELD) or _ends_in_floats(node)
+def _is_held(found: Range, node: torch.fx.Node) -> bool:
+    if _is_within(found, -_HELD, _HELD):
+        return True
+    return found != _UNKNOWN and _ends_in_floats(node)
 
 
 def _is_within(found: Range, least: float, most: float) -> bool:
@@ -122,7 +125,7 @@ def _range_of(value: Any) -> Range | None:
 def _computed_range(node: torch.fx.Node) -> Range | None:
     """Return the range of a call's result, from its operator and its operands."""
     name, dtype = _name_of(node), _dtype_of(node)
-    if name in _MOVES or name == _CONVERSION:
+    if name in _MOVES | {_CONVERSION}:
         return _range_of(node.args[0])
     if name == "aten::clamp":
         return _of_clamp(node)
@@ -130,7 +133,7 @@ def _computed_range(node: torch.fx.Node) -> Range | None:
         return _range_of(node.args[1])
     if dtype is None or dtype.is_floating_point:
         return None  # sums of floats are no integers, and there are many
-    if name in _SUMS or name == "aten::mul":
+    if name in _SUMS | {"aten::mul"}:
         return _of_two(node)
     if name == "aten::_int_mm":
         return _of_product(node)

@@ -108,36 +108,23 @@ def _reads_nan_as_false(node: torch.fx.Node) -> bool:
 def _is_of_infinities(node: torch.fx.Node) -> bool:
     """True for an extreme that may be that of a row of infinities which are all of the other sign.
 
-    A scale is chosen from an extreme that is cut off at zero, or that of magnitudes.
+    A scale is chosen from an extreme that is cut off at zero.
     """
-    (x,) = node.all_input_nodes
-    is_largest = operator_name(node.target) == "aten::amax"
-    if is_largest and operator_name(x.target) == "aten::abs":
-        return False
+    side = _SIDES[operator_name(node.target)]
     users = [user for user in node.users if not operator_name(user.target).endswith("_like")]
-    return not all(_cuts_at_zero(user, is_largest) for user in users)
+    return not all(_cuts_at_zero(user, *side) for user in users)
 
 
-def _cuts_at_zero(node: torch.fx.Node, is_largest: bool) -> bool:
+_SIDES = {"aten::amax": ("min", "aten::maximum", 1), "aten::amin": ("max", "aten::minimum", -1)}
+"""For each extreme, what cuts it off at zero: a bound of ``clamp``, and an operator; its sign."""
+
+
+def _cuts_at_zero(node: torch.fx.Node, bound: str, extreme: str, sign: int) -> bool:
     """True for the larger one of a number and zero; or for the smaller one."""
-    name = operator_name(node.target)
-    if name == "aten::clamp":
-        bound = argument(node, "min" if is_largest else "max")
-        if not isinstance(bound, int | float):
-            return False
-        return bound >= 0 if is_largest else bound <= 0
-    return name == ("aten::maximum" if is_largest else "aten::minimum") and _has_zeros(node)
-
-
-def _has_zeros(node: torch.fx.Node) -> bool:
-    return any(map(_is_zero, node.all_input_nodes))
-
-
-def _is_zero(node: torch.fx.Node) -> bool:
-    name = operator_name(node.target)
-    if name in ("aten::full", "aten::full_like"):
-        return bool(node.args[1] == 0)
-    return name in ("aten::zeros", "aten::zeros_like")
+    if operator_name(node.target) == "aten::clamp":
+        number = argument(node, bound)
+        return isinstance(number, int | float) and number * sign >= 0
+    return _is_cut(node, extreme)
 
 
 def _may_lose_nan(node: torch.fx.Node) -> bool:
@@ -146,15 +133,21 @@ def _may_lose_nan(node: torch.fx.Node) -> bool:
     With zeros it is like ``relu``, for which the option ``keeps_nan`` decides. What such a maximum
     returns is never NaN.
     """
-    return not _has_zeros(node) and not all(map(_is_cut, node.all_input_nodes))
+    return not _is_cut(node) and not all(map(_is_cut, node.all_input_nodes))
 
 
-def _is_cut(node: torch.fx.Node) -> bool:
-    """True for a maximum or minimum with zeros, also if it is negated."""
-    name = operator_name(node.target)
-    if name == "aten::neg":
-        return _is_cut(node.all_input_nodes[0])
-    return name in ("aten::maximum", "aten::minimum") and _has_zeros(node)
+def _is_cut(node: torch.fx.Node, *names: str) -> bool:
+    """True for a maximum or minimum with zeros, also if it is negated; or for these operators."""
+    if operator_name(node.target) == "aten::neg":
+        return _is_cut(node.all_input_nodes[0], *names)
+    is_extreme = operator_name(node.target) in (names or ("aten::maximum", "aten::minimum"))
+    return is_extreme and any(map(_is_zero, node.all_input_nodes))
+
+
+def _is_zero(node: torch.fx.Node) -> bool:
+    is_filled = operator_name(node.target) in ("aten::full", "aten::full_like")
+    number = node.args[1] if is_filled else None
+    return operator_name(node.target) == "aten::zeros_like" or bool(number == 0)
 
 
 def _counts_padding(node: torch.fx.Node) -> bool:

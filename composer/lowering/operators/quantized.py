@@ -18,9 +18,6 @@ from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
 
-_TOKEN_RANGE = (-128, 127)
-"""The range of the integers for which ``choose_qparams_per_token`` chooses a scale."""
-
 
 def entries() -> Operators:
     """The entries of this module; those of PT2E only if its operators are loaded."""
@@ -39,22 +36,27 @@ def _of_pt2e() -> dict[Any, Operator]:
             {
                 ops.quantize_per_tensor.tensor: Operator(quantize_by_tensors),
                 ops.quantize_per_tensor.tensor2: Operator(quantize_by_tensors),
-                ops.quantize_per_token.default: Operator(quantize_tokens),
-                ops.dequantize_per_token.default: Operator(dequantize_tokens),
                 ops.quantize_per_channel_group.default: Operator(quantize_groups),
-                ops.dequantize_per_channel_group.default: Operator(dequantize_groups),
             }
         ),
+        **{each: Operator(_torch.operators.eager_parts_of(each)) for each in _composed()},
         ops.dequantize_per_tensor.tensor: Operator(translate="quantized:dequantize"),
         ops.dequantize_per_tensor.tensor2: Operator(translate="quantized:dequantize"),
         ops.choose_qparams.tensor: Operator(choose_for_tensor),
         ops.choose_qparams_symmetric.tensor: Operator(
             functools.partial(choose_for_tensor, symmetric=True)
         ),
-        ops.choose_qparams_per_token.default: Operator(choose_for_tokens),
-        ops.choose_qparams_per_token_asymmetric.default: Operator(choose_for_tokens_asymmetric),
-        ops.convert_element_type.no_fuse: Operator(convert),
     }
+
+
+def _composed() -> tuple[Any, ...]:
+    """The operators whose kernels are Python functions that call other operators."""
+    ops = torch.ops.quantized_decomposed
+    return (
+        *(ops.quantize_per_token.default, ops.dequantize_per_token.default),
+        *(ops.choose_qparams_per_token.default, ops.choose_qparams_per_token_asymmetric.default),
+        *(ops.dequantize_per_channel_group.default, ops.convert_element_type.no_fuse),
+    )
 
 
 def written_out() -> Operators:
@@ -152,32 +154,6 @@ def dequantize_by_tensors(
     return shifted * scale.to(wanted).reshape(())
 
 
-def quantize_tokens(
-    x: torch.Tensor,
-    scales: torch.Tensor,
-    zero_points: torch.Tensor,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Quantize each row with a scale and a zero point of its own, added before the rounding."""
-    shifted = x * (1.0 / scales) + zero_points
-    return torch.clamp(torch.round(shifted), quant_min, quant_max).to(dtype)
-
-
-def dequantize_tokens(
-    x: torch.Tensor,
-    scales: torch.Tensor,
-    zero_points: torch.Tensor,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    output_dtype: torch.dtype,
-) -> torch.Tensor:
-    """Dequantize each row with a scale and a zero point of its own."""
-    return ((x - zero_points) * scales).to(output_dtype)
-
-
 def quantize_groups(
     x: torch.Tensor,
     scales: torch.Tensor,
@@ -188,27 +164,9 @@ def quantize_groups(
     group_size: int,
 ) -> torch.Tensor:
     """Quantize each group of numbers of a row with a scale and a zero point of its own."""
-    groups = x.reshape(scales.numel(), -1)
-    columns = (scales.reshape(-1, 1), zero_points.reshape(-1, 1))
-    return quantize_tokens(groups, *columns, quant_min, quant_max, dtype).reshape(x.shape)
-
-
-def dequantize_groups(
-    x: torch.Tensor,
-    scales: torch.Tensor,
-    zero_points: torch.Tensor | None,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    group_size: int,
-    output_dtype: torch.dtype,
-) -> torch.Tensor:
-    """Dequantize each group of numbers of a row with a scale and a zero point of its own."""
-    groups = x.reshape(scales.numel(), -1)
-    if zero_points is None:
-        zero_points = torch.zeros((), dtype=torch.int32, device=x.device)
-    shifted = groups - zero_points.reshape(-1, 1)
-    return (shifted * scales.reshape(-1, 1)).reshape(x.shape).to(output_dtype)
+    shifted = x.reshape(scales.numel(), -1) * (1.0 / scales.reshape(-1, 1))
+    rounded = torch.round(shifted + zero_points.reshape(-1, 1))
+    return torch.clamp(rounded, quant_min, quant_max).to(dtype).reshape(x.shape)
 
 
 def choose_for_tensor(
@@ -231,26 +189,3 @@ def choose_for_tensor(
     scale = torch.clamp((high - low) / steps, min=eps)
     zero_point = torch.clamp(quant_min - torch.round(low / scale), quant_min, quant_max)
     return scale.double(), zero_point.to(torch.int64)
-
-
-def choose_for_tokens(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale for each row; the zero points are zero."""
-    largest = torch.amax(torch.abs(x), -1, keepdim=True)
-    if x.dtype is torch.float16:
-        largest = largest.float()
-    scales = torch.clamp(largest, min=1e-5) / _TOKEN_RANGE[1]
-    return scales, torch.zeros_like(scales)
-
-
-def choose_for_tokens_asymmetric(
-    x: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale and a zero point for each row, of which torch itself says how they are computed."""
-    choose = torch.ops.quantized_decomposed._choose_qparams_per_token_asymmetric_impl
-    scales, zero_points = choose(x, dtype)
-    return scales, zero_points
-
-
-def convert(x: torch.Tensor, dtype: torch.dtype) -> Any:
-    """A conversion that Inductor is told not to fuse with others."""
-    return aten._to_copy.default(x, dtype=dtype)
