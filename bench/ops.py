@@ -1,8 +1,9 @@
 """Which of torch's own operator samples run on an engine, and whether they are right there.
 
-Every operator of torch's ``op_db`` is run through composer with one engine in its chain and
-compared with eager: values, dtypes, shapes, strides, structure, mutated inputs, gradients, and what
-is raised. Run from anywhere, with composer installed::
+Every operator of torch's ``op_db``, and each that quantizes (``bench/quantized_ops.py``), is run
+through composer with one engine in its chain and compared with eager: values, dtypes, shapes,
+strides, structure, mutated inputs, gradients, and what is raised. Run from anywhere, with composer
+installed::
 
     python bench/ops.py --ops add,sort --json bench/results/ops.json
 
@@ -38,6 +39,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import quantized_ops
 import torch
 from differences import described, difference, tidy
 from edge_values import in_float32, is_elementwise, is_refilled, refills, rounded
@@ -172,12 +174,12 @@ def operator_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     unknown = sorted(set(names) - operators().keys())
     if unknown:
-        raise argparse.ArgumentTypeError(f"not in op_db: {', '.join(unknown)}")
+        raise argparse.ArgumentTypeError(f"no such operators: {', '.join(unknown)}")
     return names
 
 
 def operators() -> dict[str, Any]:
-    """Torch's operator database by name, with the variant's name after a dot.
+    """Torch's operator database and the operators that quantize, by name and variant.
 
     Torch's test utilities import ``expecttest``, of which nothing here is used. They seed the
     generator in the midst of what draws, which no graph can hold; here every run is seeded before.
@@ -189,7 +191,8 @@ def operators() -> dict[str, Any]:
     from torch.testing._internal import common_methods_invocations as database
 
     vars(database)["wrapper_set_seed"] = lambda draw, *args, **kwargs: draw(*args, **kwargs)
-    return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in database.op_db}
+    known = [*database.op_db, *quantized_ops.database()]
+    return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in known}
 
 
 def is_tried(name: str, settings: Settings) -> bool:

@@ -214,6 +214,15 @@ def loops_over_lists() -> Mapping[OpOverload, Callable[..., Any]]:
 
 
 @optional(
+    "models quantized by PT2E on engines that read ONNX",
+    "torch._C:DispatchKey.CompositeExplicitAutograd",
+)
+def eager_parts_of(operator: OpOverload) -> Callable[..., Any]:
+    """The kernel that an operator has for all devices, for a kernel that calls other operators."""
+    return functools.partial(operator._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
+
+
+@optional(
     "steps of optimizers with a factor on engines that read ONNX",
     "torch._inductor.inductor_prims:fma",
     lazily=True,

@@ -14,3 +14,12 @@ def multiplies_bf16() -> bool:
     """
     instructions = torch.cpu.get_capabilities()
     return any(instructions.get(each) for each in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def multiplies_int8() -> bool:
+    """True if the processor has instructions that multiply uint8 by int8 and add up in int32.
+
+    They are VNNI or AMX.
+    """
+    instructions = torch.cpu.get_capabilities()
+    return any(instructions.get(each) for each in ("avx512_vnni", "avx_vnni", "amx_int8"))

@@ -36,6 +36,23 @@ def tensors_among(values: Iterable[object]) -> list[torch.Tensor]:
     return [each for each in values if isinstance(each, torch.Tensor)]
 
 
+def inner_tensors(value: Any) -> list[Any]:
+    """The plain tensors of a traceable subclass, in the order of AOTAutograd; else ``[value]``.
+
+    Such a subclass keeps its data in other tensors, which may be of subclasses as well. The tensors
+    are the same objects each time.
+    """
+    if type(value) in PLAIN_TENSORS or not _is_traceable(type(value)):
+        return [value]
+    names, _ = value.__tensor_flatten__()
+    return [tensor for name in names for tensor in inner_tensors(getattr(value, name))]
+
+
+def _is_traceable(kind: type) -> bool:
+    """True for a type that has the two methods by which torch takes its tensors apart."""
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     """The memory of a tensor. For a wrapper of ``torch.func``, it is that of the wrapped tensor."""
     return _unwrapped(tensor).untyped_storage()

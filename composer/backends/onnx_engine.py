@@ -42,6 +42,7 @@ from composer.lowering.loaded import LoadAgain, Loaded
 from composer.lowering.operators.attention import widened_attention
 from composer.lowering.operators.entry import Operator, Operators, stays
 from composer.lowering.operators.fused import fuse_attention, fusions
+from composer.lowering.operators.quantized import written_out
 from composer.lowering.operators.reductions import long_log_softmax
 from composer.lowering.partition.regions import Region, constant_at, dtype_names, dtypes_of
 from composer.lowering.partition.tables import positions_of
@@ -65,6 +66,7 @@ __all__ = [
     "fusions", "install", "is_installed", "long_log_softmax", "may_be_empty", "multiplies_bf16",
     "never_freed_in_forks", "operator_name", "positions_of", "read_options", "refuse",
     "require_installed", "stays", "tensors_of", "to_plain", "why_not", "widened_attention",
+    "written_out",
 ]
 # fmt: on
 

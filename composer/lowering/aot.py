@@ -114,15 +114,20 @@ def compile_functional(
     """
     terms = terms or BuildTerms()
     vocabulary().learn(terms.artefacts)
-    decline_special_tensors(example_inputs)
+    own = own_tensors(gm)
+    needs_grad = torch.is_grad_enabled() and any(map(requires_grad, (*own, *example_inputs)))
+    # Weights are taken in without a backward only. The gradient of a subclass would be one, too.
+    owners = {} if needs_grad else owners_of(gm, example_inputs)
+    for i, value in enumerate(example_inputs, len(own)):
+        decline_special_tensors(_torch.tensors.inner_tensors(value) if i in owners else [value])
+    inputs, owners = _unwrapped([*own, *example_inputs], owners)
     _decline_complex_outputs(gm)
     captured = _Captured(
-        [*own_tensors(gm), *example_inputs],
-        owners_of(gm, example_inputs),
+        inputs,
+        owners,
         next(iter(devices_of(example_inputs)), _CPU),
         freezes=terms.freeze is not False,
     )
-    needs_grad = torch.is_grad_enabled() and any(map(requires_grad, captured.inputs))
 
     def compiler(
         kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
@@ -387,6 +392,30 @@ def bindable(
     known = {i: witness for i, witness in witnesses.items() if witness is not None}
     unwatched = witnesses.keys() - known.keys()
     return {i: weight for i, weight in weights.items() if i not in unwatched}, known
+
+
+def _unwrapped(
+    values: Sequence[Any], owners: Mapping[int, object]
+) -> tuple[list[Any], dict[int, object]]:
+    """Return values with the inner tensors of each weight in its place, and the owners of these.
+
+    A weight of a traceable subclass, such as a quantized one, is made of inner tensors. AOTAutograd
+    passes these to a functional graph, in this order.
+
+    Args:
+        values: The inputs of a captured graph.
+        owners: By position of each weight, the module that owns it, if known.
+    """
+    inner: list[Any] = []
+    inner_owners: dict[int, object] = {}
+    for i, value in enumerate(values):
+        if i not in owners:
+            inner.append(value)
+            continue
+        for tensor in _torch.tensors.inner_tensors(value):
+            inner_owners[len(inner)] = owners[i]
+            inner.append(tensor)
+    return inner, inner_owners
 
 
 def _dynamic(fakes: Sequence[Any]) -> frozenset[int]:

@@ -148,6 +148,22 @@ def test_the_operator_bench_finds_what_is_right(tmp_path: Path) -> None:
     assert verdicts["special.bessel_j0", "forward"] == "declined"
 
 
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
+def test_the_sweep_finds_nothing_wrong_with_operators_that_quantize(
+    engine: str, tmp_path: Path
+) -> None:
+    """Torch's database has none of them, so they have samples of their own."""
+    import quantized_ops
+
+    figures = tmp_path / "ops.json"
+    names = ",".join((*quantized_ops.of_pt2e(), "_int_mm", "_weight_int8pack_mm"))
+    asked = ("--ops", names, "--engine", engine, "--no-backward", "--json", str(figures))
+    run("bench/ops.py", *asked)
+    results = json.loads(figures.read_text())["results"]
+    taken = [row["op"] for row in results if row["verdict"] == "taken"]
+    assert len(taken) == len(results) if engine == "onnxrt" else len(taken) > len(results) // 2
+
+
 def test_the_bench_of_edges_tells_apart_what_is_documented(tmp_path: Path) -> None:
     """NaN gets lost in OpenVINO's ``exp``; others are right, and a probability is left alone."""
     figures = tmp_path / "edges.json"

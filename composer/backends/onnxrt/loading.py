@@ -33,15 +33,18 @@ def load(
     start = bound_run if why_not_native(device.type) else native_run
     if device.type == "cpu":
         require_memory(weights.values())
-        session, values = make_session(region.graph, weights, build.settings, device)
-        run = start(session, ports)
+        made = make_session(region.graph, weights, build.settings, device)
+        run = start(made[0], ports)
     else:
         if not build.is_at_call:
             torch.cuda.synchronize(device)  # no stream writes to a weight while it is read
         with _on_second_stream(device):
-            session, values = make_session(region.graph, weights, build.settings, device)
-            run = _waiting(start(session, ports), device)
+            made = make_session(region.graph, weights, build.settings, device)
+            run = _waiting(start(made[0], ports), device)
+    session, values, products = made
     sums: dict[str, Any] = {"nodes": nodes_by_provider(session)}
+    if products is not None:
+        sums["products_in_int8"] = products
     if ports.rewritten:
         sums["written_in_place"] = len(ports.rewritten)
     facts = BuildFacts(providers=list(session.get_providers()))

@@ -64,6 +64,7 @@ def entries() -> Operators:
         aten.pow: Operator(unsupported=(refuse_integers("powers of integers saturate"),)),
         aten._log_softmax.default: Operator(log_softmax),
         aten.mv.default: Operator(matrix_vector),
+        aten._int_mm.default: Operator(unsigned_product),
         aten.convolution.default: Operator(far_padded, unsupported=(padded_output,)),
         aten.index_put.default: accumulate,
         aten._unsafe_index_put.default: accumulate,
@@ -271,6 +272,17 @@ def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     by a vector. The result is then wrong, or has another size.
     """
     return torch.mm(matrix, vector.unsqueeze(1)).squeeze(1)
+
+
+def unsigned_product(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """Multiply uint8 by int8 as int8 by int8, where sums of the former would saturate.
+
+    They do on processors without instructions for such products, unless ``b`` is a weight.
+    """
+    if a.dtype is not torch.uint8 or _torch.processor.multiplies_int8():
+        return NotImplemented
+    signed = (a.to(torch.int32) - 128).to(torch.int8)
+    return aten._int_mm.default(signed, b) + 128 * b.sum(0, keepdim=True, dtype=torch.int32)
 
 
 def far_padded(

@@ -16,7 +16,11 @@ from composer.backends.onnxrt.native import native_value, why_not_native
 from composer.backends.onnxrt.norms import fuse_norms
 from composer.backends.onnxrt.optimizers import optimizers_to_disable
 from composer.backends.onnxrt.products import read_weights_as_they_lie
-from composer.backends.onnxrt.quantized import compute_softmax_in_floats
+from composer.backends.onnxrt.quantized import (
+    compute_softmax_in_floats,
+    counted_products,
+    multiply_in_integers,
+)
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.backends.onnxrt.values import drop_unread
 from composer.backends.tf32 import allows_both
@@ -31,9 +35,13 @@ _SPINNING = {"session.force_spinning_stop": "1"}
 """Threads wait actively for work during a call, and stop at its end, since torch's own threads run
 next. bench/onnxrt.py measures this."""
 
-_QUANTIZING = {"session.disable_double_qdq_remover": "1"}
-"""Of two successive roundings to integers ONNX Runtime (1.32) would leave out the second, even if
-it has larger steps (``test_onnxrt_quantized.py``)."""
+_QUANTIZING = {
+    "session.disable_double_qdq_remover": "1",
+    "session.x64quantprecision": "1",
+}
+"""Without the first, ONNX Runtime (1.32) would leave out the second of two successive roundings to
+integers, even if it has larger steps. Without the second, sums of products of uint8 and int8 would
+saturate on processors with AVX2 or AVX-512 and without VNNI (``test_onnxrt_quantized.py``)."""
 
 _KEEPING = frozenset(
     {"Conv", "ConvTranspose", "FusedMatMul", "Gather", "Gemm", "MatMul", "Reshape"}
@@ -55,13 +63,14 @@ def make_session(
     weights: Mapping[str, torch.Tensor],
     settings: Settings,
     device: torch.device,
-) -> tuple[Any, tuple[Any, ...]]:
+) -> tuple[Any, tuple[Any, ...], int | None]:
     """Make a session that reads the weights in place, without copies where that is possible.
 
     The weights are contiguous tensors on the device, by the names of the model's inputs.
 
     Returns:
-        The session, and the values of the weights. The values must live as long as the session.
+        The session, the values of the weights, and the number of products that it computes in eight
+        bits; ``None`` if that is not known. The values must live as long as the session.
 
     Raises:
         ModelRefused: ``declined`` if there is no kernel; ``failed`` with ``build_failed`` if the
@@ -82,21 +91,23 @@ def make_session(
     options.add_external_initializers(list(on_cpu), list(on_cpu.values()))
     for name in in_place.keys() - _may_be_transposed(model):
         options.add_initializer(name, in_place[name])
+    size = sum(each.nbytes for each in weights.values())
     try:
-        session = package.InferenceSession(
-            model.SerializeToString(),
-            options,
-            providers=list(providers.items()),
-            disabled_optimizers=[*optimizers_to_disable(model)],
-            enable_fallback=0,
-        )
+        with counted_products(model, size, options) as products:
+            session = package.InferenceSession(
+                model.SerializeToString(),
+                options,
+                providers=list(providers.items()),
+                disabled_optimizers=[*optimizers_to_disable(model)],
+                enable_fallback=0,
+            )
     except errors("NotImplemented") as error:
         raise ModelRefused(Status.DECLINED, Reason.UNSUPPORTED_OP, str(error)) from error
     except errors("Fail", "InvalidGraph", "RuntimeException") as error:
         raise ModelRefused(Status.FAILED, Reason.BUILD_FAILED, str(error)) from error
     never_freed_in_forks(session).disable_fallback()
     _require_requested(providers, session.get_providers())
-    return session, tuple(in_place.values())
+    return session, tuple(in_place.values()), next(iter(products), None)
 
 
 def _use_own_operators(model: onnx.ModelProto, providers: Mapping[str, object]) -> None:
@@ -104,6 +115,7 @@ def _use_own_operators(model: onnx.ModelProto, providers: Mapping[str, object]) 
     if any(each.HasField("g") for node in model.graph.node for each in node.attribute):
         return  # a subgraph may read any value
     if providers.keys() == {CPU}:
+        multiply_in_integers(model)
         read_weights_as_they_lie(model)
         compute_softmax_in_floats(model)
     if providers.keys() <= {CPU, CUDA}:

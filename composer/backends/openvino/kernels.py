@@ -25,6 +25,7 @@ from composer.backends.onnx_engine import (
     tensors_of,
     why_not,
 )
+from composer.backends.openvino.integers import inexact
 from composer.backends.openvino.lookups import positions_within
 
 _EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
@@ -77,7 +78,7 @@ def _inexact(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> str | 
         # Torch reads a float64 number in float32, too. Dynamo (torch 2.15) captures a number from
         # Python's ``random`` like this.
         values = [value for value in values if value.dim() or value.dtype is not torch.float64]
-    dtypes = {value.dtype for value in values} - _EXACT
+    dtypes = inexact(node, values) - _EXACT
     if not dtypes:
         return None
     return f"OpenVINO computes {dtype_names(dtypes)} otherwise"
@@ -102,6 +103,51 @@ def _reads_nan_as_false(node: torch.fx.Node) -> bool:
     operands = itertools.chain.from_iterable(map(tensors_of, node.all_input_nodes))
     reads_numbers = any(value.is_floating_point() for value in operands)
     return reads_numbers and all(value.dtype is torch.bool for value in tensors_of(node))
+
+
+def _is_of_infinities(node: torch.fx.Node) -> bool:
+    """True for an extreme that may be that of a row of infinities which are all of the other sign.
+
+    A scale is chosen from an extreme that is cut off at zero.
+    """
+    side = _SIDES[operator_name(node.target)]
+    users = [user for user in node.users if not operator_name(user.target).endswith("_like")]
+    return not all(_cuts_at_zero(user, *side) for user in users)
+
+
+_SIDES = {"aten::amax": ("min", "aten::maximum", 1), "aten::amin": ("max", "aten::minimum", -1)}
+"""For each extreme, what cuts it off at zero: a bound of ``clamp``, and an operator; its sign."""
+
+
+def _cuts_at_zero(node: torch.fx.Node, bound: str, extreme: str, sign: int) -> bool:
+    """True for the larger one of a number and zero; or for the smaller one."""
+    if operator_name(node.target) == "aten::clamp":
+        number = argument(node, bound)
+        return isinstance(number, int | float) and number * sign >= 0
+    return _is_cut(node, extreme)
+
+
+def _may_lose_nan(node: torch.fx.Node) -> bool:
+    """True for a maximum or minimum of which OpenVINO's result is not NaN where it should be.
+
+    With zeros it is like ``relu``, for which the option ``keeps_nan`` decides. What such a maximum
+    returns is never NaN.
+    """
+    return not _is_cut(node) and not all(map(_is_cut, node.all_input_nodes))
+
+
+def _is_cut(node: torch.fx.Node, *names: str) -> bool:
+    """True for a maximum or minimum with zeros, also if it is negated; or for these operators."""
+    if operator_name(node.target) == "aten::neg":
+        return _is_cut(node.all_input_nodes[0], *names)
+    is_extreme = operator_name(node.target) in (names or ("aten::maximum", "aten::minimum"))
+    return is_extreme and any(map(_is_zero, node.all_input_nodes))
+
+
+def _is_zero(node: torch.fx.Node) -> bool:
+    is_filled = operator_name(node.target) in ("aten::full", "aten::full_like")
+    number = node.args[1] if is_filled else None
+    return operator_name(node.target) == "aten::zeros_like" or bool(number == 0)
 
 
 def _counts_padding(node: torch.fx.Node) -> bool:
@@ -180,10 +226,10 @@ def _always(_: torch.fx.Node) -> bool:
 
 
 _RULES: tuple[tuple[Collection[str], Callable[[torch.fx.Node], bool], str], ...] = (
-    ({"aten::amax", "aten::amin"}, _always, "an infinity becomes the largest number"),
+    ({"aten::amax", "aten::amin"}, _is_of_infinities, "an infinity becomes the largest number"),
     ({"aten::max", "aten::min"}, _reads_values, "an infinity becomes the largest number"),
     ({"aten::fmod"}, _always, "a rest is taken from a rounded quotient"),
-    ({"aten::maximum", "aten::minimum"}, _always, "NaN gets lost"),
+    ({"aten::maximum", "aten::minimum"}, _may_lose_nan, "NaN gets lost"),
     ({"aten::sort", "aten::topk"}, _always, "NaN upsets the order of the others"),
     (_AVERAGES, _counts_padding, "the last window is counted whole"),
     (_POOLS, _has_padded_windows, "padded windows of dynamic sizes may end the process"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,21 +16,23 @@ from composer.backends.onnx_engine import (
     long_log_softmax,
     stays,
     widened_attention,
+    written_out,
 )
 
 aten = torch.ops.aten
 
 
-@functools.cache
 def entries() -> Operators:
     """Return the translations that OpenVINO needs.
 
     They are ONNX Runtime's fused operators, which OpenVINO's reader knows, attention in float32,
-    the mean over all dimensions, and log-softmax of long rows, whose kernel (2026.4) loses digits.
+    the mean over all dimensions, log-softmax of long rows, whose kernel (2026.4) loses digits, and
+    quantization, of which the kernel rounds otherwise.
     """
     fused_attention = aten._scaled_dot_product_flash_attention_for_cpu.default
     return {
         **fusions(),
+        **written_out(),
         fused_attention: Operator(attention, in_training=stays),
         aten.mean.dim: Operator(mean_along),
         aten._log_softmax.default: Operator(long_log_softmax),

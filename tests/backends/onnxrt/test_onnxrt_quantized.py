@@ -10,8 +10,9 @@ import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from common import compiled, fault_of, last, upstream
-from torch import Tensor
+from torch import Tensor, nn
 
+from composer import _torch
 from composer.backends.onnxrt import session
 from composer.lowering.operators import operators
 
@@ -90,3 +91,125 @@ def test_roundings_are_still_left_out(function: Any, monkeypatch: pytest.MonkeyP
     package = "onnxscript" if function is to_a_part else "onnxruntime"
     with fault_of(package), pytest.raises(AssertionError):
         check(function, IMAGES)
+
+
+UINT8, INT8 = (0.02, 7, 0, 255, torch.uint8), (0.02, 3, -128, 127, torch.int8)
+
+
+class Layer(nn.Module):
+    """A linear layer or a convolution, as PT2E writes it; all weights are at the ends of int8.
+
+    Args:
+        kind: How the layer's input is quantized.
+        shape: The shape of the weight.
+        bias: True for a layer with a bias.
+    """
+
+    def __init__(self, kind: tuple[Any, ...], shape: tuple[int, ...], *, bias: bool) -> None:
+        super().__init__()
+        weight = torch.full(shape, 127, dtype=torch.int8)
+        weight[::2] = -128
+        self.kind = kind
+        self.register_buffer("weight", weight)
+        self.register_buffer("scales", torch.linspace(0.01, 0.1, shape[0]))
+        self.register_buffer("zeros", torch.zeros(shape[0], dtype=torch.int64))
+        self.bias = nn.Parameter(torch.ones(shape[0])) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *self.kind), *self.kind)
+        given = self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8
+        weight = ops.dequantize_per_channel(*given)
+        if weight.dim() == 2:
+            return F.linear(x, weight, self.bias)
+        y = F.conv2d(x, weight, self.bias)
+        how = (20.0, *self.kind[1:])
+        return ops.dequantize_per_tensor(ops.quantize_per_tensor(y, *how), *how)
+
+
+def run_at_the_ends(layer: Layer, *sizes: int) -> tuple[Tensor, Tensor, int]:
+    """The layer's result by ONNX Runtime and in eager, and the number of products in int8."""
+    x = torch.full(sizes, 9.0)
+    x[0] = -9.0
+    found = compiled(layer, "onnxrt")(x)
+    engine = last().attempts[0].engine
+    assert last().chosen == "onnxrt"
+    return found, layer(x), engine["products_in_int8"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [(16, 100), (2, 8, 100)])
+def test_a_linear_layer_is_computed_in_eight_bits(bias: bool, sizes: tuple[int, ...]) -> None:
+    """With a bias or without one, and sums of the largest numbers do not saturate."""
+    found, expected, products = run_at_the_ends(Layer(UINT8, (24, 100), bias=bias), *sizes)
+    assert products == 1
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", [UINT8, INT8], ids=["uint8", "int8"])
+def test_a_convolution_is_computed_in_eight_bits(kind: tuple[Any, ...]) -> None:
+    """Its integers are eager's."""
+    layer = Layer(kind, (16, 16, 3, 3), bias=True)
+    found, expected, products = run_at_the_ends(layer, 2, 16, 8, 8)
+    assert products == 1
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_of_int8_is_right(bias: bool) -> None:
+    """ONNX Runtime has no kernel that adds the bias; then it computes in floats."""
+    found, expected, products = run_at_the_ends(Layer(INT8, (24, 100), bias=bias), 16, 100)
+    assert products == (0 if bias else 1)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("first", [UINT8, INT8], ids=["uint8", "int8"])
+@pytest.mark.parametrize("second", [UINT8, INT8], ids=["uint8", "int8"])
+def test_a_product_of_two_activations_is_right(first: Any, second: Any) -> None:
+    """Neither saturates, nor is there no kernel for their dtypes."""
+
+    def multiply(x: Tensor, y: Tensor) -> Tensor:
+        pairs = ((x, first), (y, second))
+        x, y = (ops.dequantize_per_tensor(ops.quantize_per_tensor(v, *k), *k) for v, k in pairs)
+        return x @ y
+
+    x, y = torch.full((8, 100), 9.0), torch.full((100, 8), 9.0)
+    found = compiled(multiply, "onnxrt")(x, y)
+    assert last().chosen == "onnxrt"
+    torch.testing.assert_close(found, multiply(x, y))
+
+
+class Product(nn.Module):
+    """A product of integers with a weight."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._int_mm(x, self.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+@pytest.mark.parametrize("is_weight", [True, False])
+def test_integer_products_are_eagers(dtype: torch.dtype, is_weight: bool) -> None:
+    """At the ends of the range, of a weight and of two inputs."""
+    a = torch.full((5, 64), torch.iinfo(dtype).max, dtype=dtype)
+    b = torch.full((64, 7), 127, dtype=torch.int8)
+    b[:, ::2] = -128
+    if is_weight:
+        found = compiled(Product(b), "onnxrt")(a)
+    else:
+        found = compiled(lambda a, b: torch._int_mm(a, b), "onnxrt")(a, b)
+    assert last().attempts[0].coverage == 1.0
+    assert torch.equal(found, torch._int_mm(a, b))
+
+
+@upstream
+@pytest.mark.skipif(_torch.processor.multiplies_int8(), reason="the processor has VNNI")
+def test_sums_of_unsigned_products_still_saturate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When this fails, ``session.x64quantprecision`` and ``unsigned_product`` can go."""
+    monkeypatch.setitem(session._QUANTIZING, "session.x64quantprecision", "0")
+    layer = Layer(UINT8, (16, 16, 3, 3), bias=True)
+    found, expected, _ = run_at_the_ends(layer, 2, 16, 8, 8)
+    with fault_of("onnxruntime"):
+        assert not torch.equal(found, expected)

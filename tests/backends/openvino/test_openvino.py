@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
-from common import ROOT, compiled, last, thorough, upstream
+from common import ROOT, compiled, fault_of, last, thorough, upstream
 
 import composer
 from composer import _torch
@@ -19,6 +19,7 @@ from composer.backends import openvino as backend
 from composer.backends.openvino import compiled as compiling
 from composer.backends.openvino import corrections, kernels, library, memory, wide
 from composer.backends.openvino import model as model_module
+from composer.backends.openvino.corrections import quotients
 from composer.backends.openvino.model import read_model, unread_nodes, with_weights
 from composer.build import BuildTerms, building
 from composer.lowering.export.onnx import OnnxGraph
@@ -443,6 +444,80 @@ OTHERWISE = {
         torch.ones(1, 2, 9),
     ),
 }
+
+
+SMALL = torch.arange(-128, 128, dtype=torch.int8).reshape(4, 64)
+
+COUNTED = {
+    "moved": lambda x: x.t().reshape(-1),
+    "converted": lambda x: x.float() + 1,
+    "beside floats": lambda x: torch.ones(4, 64) * x,
+    "cut to integers": lambda x: torch.clamp(x.float() * 0.37, -128, 127).to(torch.int8),
+    "within its dtype": lambda x: torch.clamp(x.float() * 3, -128, 127).to(torch.int8),
+    "made unsigned": lambda x: (x.to(torch.int32) + 128).to(torch.uint8),
+    "a sum": lambda x: x.sum(1, dtype=torch.int32),
+    "a product": lambda x: torch._int_mm(x, x.t()),
+    "a long product that ends in floats": lambda x: (
+        torch._int_mm(x.repeat(1, 50), x.t().repeat(50, 1)).float() * 0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("function", COUNTED.values(), ids=COUNTED)
+def test_integers_that_float32_holds_are_taken(function) -> None:
+    """All of these numbers and sums are exact, and none leaves its dtype."""
+    check(function, SMALL)
+    assert last().attempts[0].coverage == 1.0, left_by(last())
+
+
+NOT_COUNTED = {
+    "a conversion that wraps": (lambda x: (x * 2.0).to(torch.int8), SMALL),
+    "a sum that wraps": (lambda x: x + x, SMALL),
+    "a long product": (
+        lambda x: torch._int_mm(x.repeat(1, 50), x.t().repeat(50, 1)),
+        SMALL,
+    ),
+    "an int32 of any size": (lambda x: x + 1, ODD),
+    "memory of another dtype": (lambda x: x.view(torch.int32) * 1, SMALL),
+    "a small integer of an unknown operator": (lambda x: torch.bitwise_and(x, 3), SMALL),
+}
+
+
+@pytest.mark.parametrize("case", NOT_COUNTED.values(), ids=NOT_COUNTED)
+def test_integers_that_may_be_rounded_or_wrap_stay_torchs(case) -> None:
+    """Their ranges are too wide, or unknown."""
+    function, x = case
+    found = compiled(function, NAME, min_coverage=0.0)(x)
+    assert torch.equal(found, function(x))
+    assert any("otherwise" in each for each in left_by(last()))
+
+
+def left_by(report: composer.CompileReport) -> list[str]:
+    """What torch runs of a graph, or why the engine takes none of it."""
+    (attempt,) = report.attempts
+    return [*attempt.engine.get("left_to_torch", ()), attempt.message]
+
+
+def test_a_scale_is_divided_as_in_eager() -> None:
+    """The largest number of a row lies halfway between two integers after it was scaled."""
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        largest = torch.clamp(x.abs().amax(-1, keepdim=True), min=1e-5)
+        return torch.round(x * (1.0 / (largest / 127.5)))
+
+    assert torch.equal(compiled(rounded, NAME)(x), rounded(x))
+    assert last().attempts[0].coverage == 1.0
+
+
+@upstream
+def test_a_quotient_is_still_a_product(monkeypatch) -> None:
+    """When this fails, ``quotients`` can go."""
+    monkeypatch.setattr(quotients, "_AS_IT_IS", "nothing")
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    found = compiled(lambda x: torch.round(x / 127.5 * 1e7), NAME)(x)
+    with fault_of("openvino"):
+        assert not torch.equal(found, torch.round(x / 127.5 * 1e7))
 
 
 def test_number_in_float64_is_read_in_single_precision() -> None:

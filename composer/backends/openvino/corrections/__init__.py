@@ -17,6 +17,7 @@ from composer.backends.openvino.corrections.gelus import tell_from_gelu
 from composer.backends.openvino.corrections.magnitudes import compute_magnitudes, keep_signs
 from composer.backends.openvino.corrections.masks import bound_masks
 from composer.backends.openvino.corrections.nans import keep_nans
+from composer.backends.openvino.corrections.quotients import divide_where_it_shows
 from composer.backends.openvino.corrections.reductions import spell_out_reductions
 from composer.backends.openvino.corrections.rotations import line_up_rotations
 from composer.backends.openvino.corrections.scalars import squeeze_to_scalars
@@ -40,6 +41,7 @@ ALWAYS: tuple[Edit, ...] = (
     keep_signs,
     keep_windows,
     widen_channels,
+    divide_where_it_shows,
 )
 """Rewrites that are needed in every precision."""
 

@@ -1,0 +1,34 @@
+"""Translations of products of quantized numbers, and of scales that are known only at a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript
+
+from composer.lowering.operators.translations.annotations import TTensor
+
+op: Any = onnxscript.opset18
+
+
+def integer_product(self: TTensor, mat2: TTensor) -> TTensor:
+    """``aten._int_mm``: int8 or uint8 times int8, with sums in int32."""
+    return op.MatMulInteger(self, mat2)
+
+
+def dequantize(
+    input: TTensor,  # the operator's own name
+    scale: TTensor,
+    zero_point: TTensor,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: int,
+    out_dtype: int = -1,
+) -> TTensor:
+    """``dequantize_per_tensor.tensor``: engines may multiply the integers themselves."""
+    number = op.Constant(value_ints=[])
+    scale = op.Reshape(op.Cast(scale, to=ir.DataType.FLOAT), number)
+    zero_point = op.Reshape(op.Cast(zero_point, to=dtype), number)
+    dequantized = op.DequantizeLinear(input, scale, zero_point)
+    return dequantized if out_dtype in (-1, None) else op.Cast(dequantized, to=out_dtype)
