@@ -197,7 +197,8 @@ def report(last: int | None = None) -> Report:
     shown = reports()
     if last is not None:
         shown = shown[max(0, len(shown) - last) :]
-    return Report(shown, _current.without_graph(), _current.untried())
+    now = _current.progress.now()
+    return Report(shown, _current.without_graph(), _current.untried(), now)
 
 
 def reset() -> None:

@@ -30,6 +30,10 @@ class Step:
         """The time since the step started."""
         return time.perf_counter() - self.started
 
+    def __str__(self) -> str:
+        """Return a text such as ``"graph 3 (Net): onnxrt, 2 of 3, for 4 s"``."""
+        return f"graph {self.number} ({self.model}): {self.what}, for {self.seconds:.0f} s"
+
 
 class Progress:
     """The steps that are running now, in all threads. There are no callbacks; readers poll it."""

@@ -21,6 +21,7 @@ from composer.records import (
     printable,
     spelled,
 )
+from composer.telemetry.progress import Step
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +48,8 @@ class Report:
     """Functions and modules that were compiled, but of which Dynamo captured no graph; ``None`` if
     that is not known."""
     untried: tuple[str, ...] = ()
+    under_way: tuple[Step, ...] = ()
+    """What is being compiled or measured now, also in the background."""
     """Engines that are installed but were not tried."""
 
     def __str__(self) -> str:
@@ -100,7 +103,10 @@ class Report:
 
     def _notes(self) -> Iterable[str]:
         """Return texts to add below all graphs."""
-        return [f"no graph of {each}" for each in self.without_graph or ()]
+        return [
+            *(f"no graph of {each}" for each in self.without_graph or ()),
+            *(f"now: {each}" for each in self.under_way),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return ``{"graphs": [...], "without_graph": [...]}``, with records of schema version 1.

@@ -303,12 +303,15 @@ def test_sandbox_chooses_an_engine_while_the_program_calls() -> None:
     seen = set()
     f(x)
     f(x)
+    told = set()
     while not session.current().background.settled(0.001):
+        told |= {line for line in str(composer.report()).splitlines() if line.startswith("now: ")}
         seen.add(
             (torch.compiler.is_compiling(), torch.get_default_dtype(), torch.is_grad_enabled())
         )
         assert torch.equal(f(x), x.sin())
     assert seen == {(False, torch.float32, True)}
+    assert any("honest, 2 of 2, in a child process, for " in each for each in told)
     assert torch.equal(f(x), x.sin())
     assert last().attempts[0].reason == "crashed"
     assert last().attempts[1].timing["ms"] > 0

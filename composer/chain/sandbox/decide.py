@@ -140,7 +140,10 @@ class _UnderWay:
         self.began = time.perf_counter()
         self.tried = parcel.attempts_of({"attempts": tried})
         self.shown.close()
-        what = "measuring" if place == MEASURING else self.entries[place].candidate.name
+        what = "measuring, in a child process"
+        if place != MEASURING:
+            of_all = f"{place + 1} of {len(self.entries)}"
+            what = f"{self.entries[place].candidate.name}, {of_all}, in a child process"
         self.shown.enter_context(session.current().progress.step(self.request, what))
         if place == MEASURING:
             return NONE
