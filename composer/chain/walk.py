@@ -15,7 +15,7 @@ from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.select import choice, remembered
 from composer.chain.select.decision import Decision
-from composer.errors import CandidateError, ChainExhausted, Refusal, text_of
+from composer.errors import CandidateError, ChainExhausted
 from composer.graphs import writes
 from composer.knowledge.verdict import Verdict
 from composer.passes.within_aotautograd import LatePasses
@@ -85,13 +85,15 @@ def walk(
                 return outcome
             # The winner of then is refused now, so all are measured anew.
             session.current().knowledge.forget(Verdict, whole)
+            trying.refused.clear()
         decided = _decided(request, entries, eager, benchmark, strict=strict)
         if isinstance(decided, Decision):
             outcome = trying.follow(decided, decided.ranking) or trying.none_of(decided)
             if decided.lasts:
                 remembered.keep(whole, benchmark, outcome)
             return outcome
-        why_here = decided
+        why_here = decided.why
+        trying.entries = decided.left_of(entries)
 
     # 3. Try one after the other, until one can serve or all that may serve are known.
     made: list[choice.Tried] = []
@@ -131,14 +133,14 @@ def _decided(
     benchmark: select.Benchmark,
     *,
     strict: bool,
-) -> Decision | str:
-    """Have a sandbox decide; return why it cannot, or empty text if all engines are torch's own."""
+) -> Decision | sandbox.Undecided:
+    """Have a sandbox decide; return why it does not, empty if all engines are torch's own."""
     if all(each.is_torchs for each in entries):
-        return ""
+        return sandbox.Undecided("")
     try:
         return sandbox.decide(request, entries, eager.shared, benchmark, strict=strict)
-    except (Refusal, OSError) as error:  # OSError: there is no process left for a sandbox
-        return text_of(error)
+    except sandbox.Undecided as undecided:
+        return undecided
 
 
 def follow(
@@ -217,7 +219,9 @@ class _Trying:
             return self.none_of(decision)
         for place in places:
             known = decision.attempts[place] if place < len(decision.attempts) else None
-            tried = self.at(place, known.products_in_fp32 if known else 0, in_sandbox=bool(known))
+            in_fp32 = known.products_in_fp32 if known else 0
+            in_sandbox = known is not None and decision.in_sandbox
+            tried = self.at(place, in_fp32, in_sandbox=in_sandbox)
             if tried.compiled is not None:
                 return decision.outcome(place, tried, self.refused)
             self.refused[place] = tried

@@ -5,7 +5,7 @@ begins with the graph's second call: a graph that is called once needs no engine
 calls a graph again has usually compiled all graphs that it needs to go on. The inputs of that call
 are copied and sent to a sandbox with the graph and its weights. It builds, verifies and measures
 the candidates (:mod:`composer.chain.sandbox.decide`), and leaves artefacts and a verdict. A thread
-of the program waits for it, and computes nothing.
+of the program waits for it; it copies, and computes nothing.
 
 Then one call of the program loads the winner alone, from its artefacts, as after a failure of an
 engine. That call waits, and no other does.
@@ -23,12 +23,10 @@ from composer.chain import ranks, sandbox, select
 from composer.chain.candidates import ChainEntry
 from composer.chain.select import choice, remembered
 from composer.chain.select.decision import Decision
-from composer.errors import Refusal, error_line, text_of
 from composer.graphs import clones, writes
 from composer.passes.resolve import SharedPasses
 from composer.policy.resolution import Resolved
 from composer.records import EAGER, Attempt, End, GraphRequest, Outcome, Reason, Status
-from composer.system import control_flow
 from composer.system.subprocesses import Unwanted
 
 _PENDING = "it is to be built in a child process, from the second call of the graph on"
@@ -82,7 +80,7 @@ class Selection:
         self,
         args: Sequence[Any],
         is_wanted: Callable[[], bool],
-        tell: Callable[[Decision | str], None],
+        tell: Callable[[Decision | sandbox.Undecided], None],
     ) -> None:
         """Begin with the inputs of a call.
 
@@ -100,13 +98,14 @@ class Selection:
             return not home.background.is_ending and session.current() is home and is_wanted()
 
         def work() -> None:
+            if not goes_on():
+                return
             try:
                 chain = request, self.entries, self.shared, self.benchmark
                 tell(sandbox.decide(*chain, beside=around, is_wanted=goes_on))
             except Unwanted:
                 return
-            except BaseException as error:  # noqa: BLE001  # recorded
-                control_flow.pass_on(error)
-                tell(text_of(error) if isinstance(error, Refusal) else error_line(error))
+            except sandbox.Undecided as undecided:
+                tell(undecided)
 
         home.background.submit(work)

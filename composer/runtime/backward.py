@@ -5,7 +5,7 @@ FX graph of each backward, gives it to the engine to compile, and keeps it. When
 compiled a backward, :meth:`Backwards.guard` wraps the result. The wrapper calls the engine. It runs
 the kept FX graph instead in two cases:
 
-- The engine raised, and its arguments are as they were before. The graph's slot is told of the
+- The engine raised, and its arguments are as they were before. The served graph is told of the
   error, so the next call of the forward has another engine.
 - The gradients are batched (``is_grads_batched``, a vectorized Jacobian). Engines cannot take
   batched tensors.

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from composer import _torch
 from composer.chain import verify
-from composer.errors import SharedInputs, text_of
+from composer.chain.sandbox import Undecided
+from composer.errors import SharedInputs, error_line
 from composer.records import Runtime
 from composer.runtime.table import TABLE, Answer, Event, Next, State
 from composer.runtime.versions import UNSEEN, WRITTEN, Versions
@@ -146,7 +147,8 @@ class ServedGraph:
         self._runtime = runtime
         self._sampler = sampler
         self._selection = selection
-        self._decision: Decision | str | None = None
+        self._decision: Decision | Undecided | None = None
+        self._following: Decision | Undecided | None = None
         self._order = built.order
         self._place: int | None
         self._waits: dict[int, _Wait] = {}
@@ -177,7 +179,7 @@ class ServedGraph:
             if event is Event.LACKED and self.state is State.SERVING:
                 self._starved += 1
                 event = Event.STARVED if self._starved >= _STARVED else event
-            if TABLE[event, self.state].serves is not Next.SAME:
+            if event is not Event.LACKED:
                 self.engine = None  # its memory is free for the next
                 self.run = self.resuming
                 self._wait(engine.place, self._runtime.calls)
@@ -195,19 +197,27 @@ class ServedGraph:
             if self.state is State.QUARANTINED:
                 places = self._order[self._position() + 1 :]
                 self._take(self._successors.build(places, args))
-            elif self._decision is not None:
-                decision = self._decision
-                self._decision = None
-                built = self._successors.follow(decision, args)
-                self._order = built.order
-                self._take(built)
+            elif self._following is not None:
+                self._follow(self._following, args)
             else:
                 self._retry(args)
             self._reschedule()
             return self.run
 
-    def decided(self, decision: Decision | str) -> None:
-        """Have the next call follow a decision of the background; or text, why there is none."""
+    def _follow(self, decision: Decision | Undecided, args: Sequence[Any]) -> None:
+        self._following = None
+        try:
+            built = self._successors.follow(decision, args)
+        except BaseException as error:
+            self.decided(decision)  # if this is an interruption, the next call follows it
+            control_flow.pass_on(error)
+            self._decision = None
+            raise
+        self._order = built.order
+        self._take(built)
+
+    def decided(self, decision: Decision | Undecided) -> None:
+        """Have the next call follow a decision of the background."""
         with self.lock:
             self._decision = decision
             self._update_due()
@@ -309,7 +319,9 @@ class ServedGraph:
         if call >= self._begin_at:
             self._begin_at = _NEVER
             return _Kind.BEGIN
-        if self._decision is not None:
+        if self._decision is not None:  # other calls are not to wait for this one
+            self._following = self._decision
+            self._decision = None
             return _Kind.ADVANCE
         if call >= self._retry_at:
             self._retry_at = _NEVER
@@ -451,7 +463,7 @@ class ServedGraph:
                 selection.begin(args, self._is_wanted, self.decided)
             except BaseException as error:  # noqa: BLE001  # recorded: the call is made all the same
                 control_flow.pass_on(error)
-                self.decided(text_of(error))
+                self.decided(Undecided(error_line(error)))
         return self._looked_at(run)(*args)
 
     def _is_wanted(self) -> bool:

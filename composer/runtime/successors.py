@@ -19,6 +19,7 @@ from composer import _torch, session
 from composer.chain import select, verify, walk
 from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
+from composer.chain.sandbox import Undecided
 from composer.chain.select.decision import Decision
 from composer.errors import Refusal, first_line, text_of
 from composer.graphs import capture, collectives, writes
@@ -140,7 +141,7 @@ class Successors:
         backwards: Backwards | None,
         order: tuple[int, ...] = (),
     ) -> Built:
-        """Return the slot's view of an outcome; it may cover only the first of the places."""
+        """Return an outcome for the served graph; it may cover only the first of the places."""
         attempts = dict(zip(places, outcome.attempts, strict=False))
         skipped = tuple(p for p, a in attempts.items() if a.reason is Reason.QUARANTINED)
         if outcome.chosen == EAGER:
@@ -210,17 +211,17 @@ class Successors:
         self._record(attempts, outcome.chosen, outcome)
         return self._built((place,), outcome, backwards).engine
 
-    def follow(self, decision: Decision | str, args: Sequence[Any]) -> Built:
+    def follow(self, decision: Decision | Undecided, args: Sequence[Any]) -> Built:
         """Build what the background has chosen, and record it.
 
         Args:
-            decision: The decision; or text, why there is none. Then the first that is accepted
-                here serves.
+            decision: The decision; or why there is none. Then the first that is accepted here
+                serves.
             args: The inputs to build for.
         """
         places = tuple(range(len(self.entries)))
         with self._compiling(args) as (request, backwards):
-            if isinstance(decision, str):
+            if isinstance(decision, Undecided):
                 outcome = self._first(request, decision)
             else:
                 chain = self.entries, self.eager, decision, self._benchmark
@@ -229,11 +230,13 @@ class Successors:
         order = places if outcome.ranking is None else outcome.ranking
         return self._built(places, outcome, backwards, order)
 
-    def _first(self, request: GraphRequest, why: str) -> Outcome:
+    def _first(self, request: GraphRequest, undecided: Undecided) -> Outcome:
         """Walk the chain to the first that is accepted, and note why that one serves."""
-        outcome = walk.walk(request, self.entries, self.eager, at_run_time=True)
+        left = undecided.left_of(self.entries)
+        outcome = walk.walk(request, left, self.eager, at_run_time=True)
+        told = f"no: {undecided.why}"
         ends = (
-            end._replace(attempt=end.attempt.timed(f"no: {why}")) if end.attempt.accepted else end
+            end._replace(attempt=end.attempt.timed(told)) if end.attempt.accepted else end
             for end in outcome.ends
         )
         return dataclasses.replace(outcome, ends=tuple(ends))

@@ -1,9 +1,9 @@
 """A background thread that does one task after another beside the user's program.
 
-A task waits for a sandbox: it computes nothing itself, and changes none of torch's state. The
-thread starts with the first task and ends with the last. A forked child has no such thread and no
-tasks. When the process ends, no task is waited for: each reads :attr:`Worker.is_ending`, and ends
-its sandbox.
+A task copies what a sandbox needs and waits for it. It computes nothing itself, and changes none
+of torch's state. The thread starts with the first task and ends with the last. A forked child has
+no such thread and no tasks. When the process ends, no task is waited for: each reads
+:attr:`Worker.is_ending`, and ends its sandbox.
 """
 
 from __future__ import annotations
@@ -59,13 +59,21 @@ class Worker:
             self._tasks.clear()
 
     def _run(self) -> None:
-        while task := self._next():
-            task()
+        try:
+            while task := self._next():
+                task()
+        finally:
+            self._gone()
 
     def _next(self) -> Task | None:
         with self._changed:
             if self._tasks:
                 return self._tasks.popleft()
-            self._thread = None
-            self._changed.notify_all()
+            self._gone()
             return None
+
+    def _gone(self) -> None:
+        with self._changed:
+            if self._thread is threading.current_thread():  # another may have followed
+                self._thread = None
+                self._changed.notify_all()

@@ -19,8 +19,8 @@ from common import compiled, in_child, last
 
 import composer
 from composer import session
+from composer.chain.sandbox import Undecided
 from composer.chain.select.decision import Decision
-from composer.errors import SandboxRefusal
 from composer.knowledge.verdict import Verdict
 from composer.records import Attempt, Reason, Status
 from composer.runtime import background
@@ -52,6 +52,7 @@ class Sandbox:
         may_end: It waits for this.
         inputs: The inputs of the calls that it was asked for.
         unwanted: It was told that nobody waits for it any more.
+        began: It was asked.
     """
 
     def __init__(self) -> None:
@@ -61,9 +62,11 @@ class Sandbox:
         self.may_end.set()
         self.inputs: list[Any] = []
         self.unwanted = threading.Event()
+        self.began = threading.Event()
 
     def __call__(self, request: Any, *_: Any, is_wanted: Callable[[], bool], **__: Any) -> Decision:
         self.inputs.append(request.example_inputs)
+        self.began.set()
         while not self.may_end.wait(0.01):
             if not is_wanted():
                 self.unwanted.set()
@@ -185,7 +188,7 @@ def test_winner_that_is_refused_here_gives_way_to_the_next(sandbox: Sandbox) -> 
 
 def test_first_accepted_serves_where_no_sandbox_can_decide(sandbox: Sandbox) -> None:
     """The record says why."""
-    sandbox.error = SandboxRefusal(Status.DECLINED, Reason.NOT_ISOLATABLE, "it cannot be sent")
+    sandbox.error = Undecided("it cannot be sent")
     f = beside(torch.sin, FakeBackend("raises"), FakeBackend(name="next"))
     x = torch.ones(2)
     for _ in range(2):
@@ -194,6 +197,81 @@ def test_first_accepted_serves_where_no_sandbox_can_decide(sandbox: Sandbox) -> 
     assert torch.equal(f(x), x.sin())
     assert last().chosen == "next"
     assert last().attempts[1].timing == "no: it cannot be sent"
+
+
+def test_engine_that_ended_a_sandbox_is_not_built_here(sandbox: Sandbox) -> None:
+    """Also where the sandbox that went on without it has decided nothing."""
+    crashed = Attempt("x", Status.CRASHED, Reason.CRASHED, "it ended a sandbox", 1.0)
+    sandbox.error = Undecided("there is no process left", {0: crashed})
+    ended = FakeBackend()
+    f = beside(torch.sin, ended, FakeBackend(name="next"))
+    for _ in range(2):
+        f(torch.ones(2))
+    settle()
+    f(torch.ones(2))
+    assert (last().chosen, ended.compiles) == ("next", 0)
+    assert last().attempts[0].message == "it ended a sandbox"
+
+
+def test_candidates_behind_the_first_accepted_may_serve(sandbox: Sandbox) -> None:
+    """The sandbox has not tried them, if it was to take the first; they are isolated as ever."""
+    accepted = Attempt("x", Status.SUCCEEDED, None, "", 2.0)
+    sandbox.decision = Decision((accepted,), (0, 1))
+    select = {"by": "first", "background": True}
+    f = beside(torch.sin, FakeBackend("raises"), FakeBackend(name="next"), select=select)
+    x = torch.ones(2)
+    for _ in range(2):
+        f(x)
+    settle()
+    assert torch.equal(f(x), x.sin())
+    assert [str(each.status) for each in last().attempts] == ["failed", "succeeded"]
+    assert "built_apart" not in last().attempts[1].engine
+
+
+def test_other_calls_do_not_wait_for_the_one_that_loads_the_winner(sandbox: Sandbox) -> None:
+    """Eager answers them."""
+    building, may_build = threading.Event(), threading.Event()
+
+    def slow(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        building.set()
+        assert may_build.wait(WAIT)
+        return engines.honest(gm, example_inputs)
+
+    sandbox.decides(0, places=1)
+    f = beside(torch.sin, slow)
+    x = torch.ones(2)
+    for _ in range(2):
+        f(x)
+    settle()
+    loads = threading.Thread(target=f, args=(x,))
+    loads.start()
+    assert building.wait(WAIT)
+    assert torch.equal(f(x), x.sin())
+    assert last().chosen == "eager"
+    may_build.set()
+    loads.join()
+    assert last().chosen == "slow"
+
+
+def test_interrupted_load_is_made_at_the_next_call(sandbox: Sandbox) -> None:
+    """The decision is not lost."""
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        if interrupts:
+            raise interrupts.pop()
+        return engines.honest(gm, example_inputs)
+
+    sandbox.decides(0, places=1)
+    f = beside(torch.sin, interrupted)
+    x = torch.ones(2)
+    for _ in range(2):
+        f(x)
+    settle()
+    with pytest.raises(KeyboardInterrupt):
+        f(x)
+    assert torch.equal(f(x), x.sin())
+    assert last().chosen == "interrupted"
 
 
 def test_verdict_is_kept_and_loaded_at_once_the_next_time(sandbox: Sandbox) -> None:
@@ -218,6 +296,7 @@ def test_reset_ends_the_selection(sandbox: Sandbox) -> None:
     f = beside(torch.sin, FakeBackend())
     f(torch.ones(2))
     f(torch.ones(2))
+    assert sandbox.began.wait(WAIT)
     composer.reset()
     assert sandbox.unwanted.wait(WAIT)
     assert torch.equal(f(torch.ones(2)), torch.ones(2).sin())
@@ -229,6 +308,7 @@ def test_graph_that_is_dropped_ends_the_selection(sandbox: Sandbox) -> None:
     f = beside(torch.sin, FakeBackend())
     f(torch.ones(2))
     f(torch.ones(2))
+    assert sandbox.began.wait(WAIT)
     del f
     torch.compiler.reset()
     assert sandbox.unwanted.wait(WAIT)

@@ -179,6 +179,15 @@ class NeedsAName(CustomGraphPass):
         self.name = name
 
 
+class Fails(GraphPass):
+    """Raise within AOTAutograd."""
+
+    stage = "joint"
+
+    def run(self, gm):
+        raise ValueError("lost the thread")
+
+
 class Factors(GraphPass):
     """The Cholesky factor in place of a ReLU: it raises for most matrices."""
 

@@ -20,13 +20,13 @@ from typing import Any
 from composer.build import Precision
 from composer.chain.candidates import ChainEntry
 from composer.chain.sandbox import parcel
-from composer.chain.sandbox.decide import decide
+from composer.chain.sandbox.decide import Undecided, decide
 from composer.chain.sandbox.parcel import surroundings
 from composer.passes.resolve import SharedPasses
 from composer.records import GraphRequest
 from composer.system import subprocesses
 
-__all__ = ["build_in_child", "decide", "surroundings"]
+__all__ = ["Undecided", "build_in_child", "decide", "surroundings"]
 
 
 def build_in_child(
@@ -64,8 +64,8 @@ def build_in_child(
     with parcel.Memory() as memory:
         payload = parcel.pack(parcel.case(request, [alone], shared), memory)
         answer = subprocesses.ask(parcel.WORK, payload, limits)
-    # If Dynamo is to capture the graph anew, the build in this process says so.
-    for attempt in [] if "restarts" in answer else parcel.attempts_of(answer):
+    # If Dynamo is to capture the graph anew, or a pass fails, the build in this process says so.
+    for attempt in [] if "unfinished" in answer else parcel.attempts_of(answer):
         if not attempt.accepted:
             raise parcel.refusal_of(attempt)
     return {"seconds": round(time.perf_counter() - started, 3)}

@@ -7,6 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from composer.chain import select
 from composer.chain.candidates import ChainEntry
 from composer.chain.sandbox import parcel
 from composer.chain.select.decision import Decision
-from composer.errors import Refusal, SandboxRefusal, refuse, text_of
+from composer.errors import Refusal, SandboxRefusal, error_line, refuse, text_of
 from composer.knowledge.fingerprint import Fingerprint
 from composer.passes.resolve import SharedPasses
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
-from composer.system import memory, subprocesses
+from composer.system import control_flow, memory, subprocesses
 from composer.system.subprocesses import NONE, Limits
 
 MEASURING = -1
@@ -34,6 +35,29 @@ _COPIES = 3
 
 _BESIDES = 1 << 30
 """Bytes that a sandbox takes besides."""
+
+
+class Undecided(Exception):
+    """There is no decision.
+
+    Args:
+        why: The reason, as a sentence.
+        ended: The records of candidates that have ended a sandbox, by their places.
+    """
+
+    def __init__(self, why: str, ended: Mapping[int, Attempt] = MappingProxyType({})) -> None:
+        super().__init__(why)
+        self.why = why
+        self.ended = ended
+
+    def left_of(self, entries: Sequence[ChainEntry]) -> list[ChainEntry]:
+        """Return a chain in which the candidates are barred that have ended a sandbox."""
+        return [
+            dataclasses.replace(each, barred=self.ended[place].message)
+            if place in self.ended
+            else each
+            for place, each in enumerate(entries)
+        ]
 
 
 def decide(
@@ -62,14 +86,36 @@ def decide(
         is_wanted: Asked again and again; when it says False, the sandbox is ended.
 
     Raises:
-        Refusal: ``declined`` with ``not_isolatable``, or trouble that is no candidate's.
+        Undecided: something cannot be sent, or there was trouble that is no candidate's.
         Unwanted: ``is_wanted`` said False.
     """
-    if any(each.stays_here for each in entries):
-        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, "the policy says isolate = false")
-    _require_memory(request)
     settings = {"benchmark": benchmark, "strict": strict, "beside": beside is not None}
     under_way = _UnderWay(request, list(entries))
+    try:
+        return _decide(under_way, shared, settings, beside, is_wanted)
+    except subprocesses.Unwanted:
+        raise
+    except Exception as error:
+        control_flow.pass_on(error)
+        why = text_of(error) if isinstance(error, Refusal) else error_line(error)
+        raise Undecided(why, under_way.ended) from error
+
+
+def _decide(
+    under_way: _UnderWay,
+    shared: SharedPasses,
+    settings: Mapping[str, Any],
+    beside: Mapping[str, Any] | None,
+    is_wanted: Callable[[], bool],
+) -> Decision:
+    """Do what :func:`decide` does.
+
+    Raises:
+        Exception: there is no decision.
+    """
+    if any(each.stays_here for each in under_way.entries):
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, "the policy says isolate = false")
+    _require_memory(under_way.request)
     while True:
         try:
             answer = _ask(under_way, shared, settings, beside, is_wanted)
@@ -78,7 +124,7 @@ def decide(
                 raise
             if under_way.place == MEASURING:
                 return under_way.unmeasured(refusal)
-            under_way.bar(refusal)
+            under_way.bar(refusal, beside=beside is not None)
         else:
             attempts = parcel.attempts_of(answer)
             return under_way.decided(attempts, answer["ranking"], lasts=answer["lasts"])
@@ -150,8 +196,11 @@ class _UnderWay:
         limits = self.entries[place].limits
         return limits if limits.isolate else dataclasses.replace(limits, memory=None)
 
-    def bar(self, refusal: SandboxRefusal) -> None:
-        """Note that the candidate which was tried has ended the sandbox, and try it no more."""
+    def bar(self, refusal: SandboxRefusal, *, beside: bool) -> None:
+        """Note that the candidate which was tried has ended the sandbox, and try it no more.
+
+        A build that took too long beside the program may be in time without it.
+        """
         assert self.place is not None
         entry = self.entries[self.place]
         attempt = Attempt(
@@ -166,7 +215,8 @@ class _UnderWay:
             precision=entry.precision,
             tentative=entry.tentative,
         )
-        entry.learn(Fingerprint(self.request, (entry.parts,)), attempt, refusal)
+        if not (beside and refusal.status is Status.TIMED_OUT):
+            entry.learn(Fingerprint(self.request, (entry.parts,)), attempt, refusal)
         self.ended[self.place] = attempt
         self.entries[self.place] = dataclasses.replace(entry, barred=text_of(refusal))
         self.place = None

@@ -13,7 +13,7 @@ from composer.chain import walk
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.sandbox import parcel
 from composer.chain.sandbox.decide import MEASURING
-from composer.errors import Refusal
+from composer.errors import PassError, Refusal, text_of
 from composer.knowledge.verdict import deserves_verdict
 from composer.records import Attempt, GraphRequest, Outcome, plain
 from composer.system import hardware
@@ -28,7 +28,8 @@ def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
 
     Returns:
         The records of the attempts, and the places of the chain that may serve, best first. The
-        refusal of a parcel that cannot be unpacked. Or that Dynamo would capture the graph anew.
+        refusal of a parcel that cannot be unpacked. Or why the walk did not end: what is
+        to happen in the caller's own process.
     """
     try:
         contents = parcel.unpack(payload)
@@ -59,7 +60,9 @@ def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
                 in_sandbox=step,
             )
     except _torch.dynamo.DYNAMO_CONTROL_FLOW:
-        return {"restarts": True}
+        return {"unfinished": "Dynamo captures the graph anew"}
+    except PassError as error:
+        return {"unfinished": text_of(error)}
     return {
         "attempts": plain(outcome.attempts),
         "ranking": _ranking(outcome, len(entries)),

@@ -80,7 +80,7 @@ class Memory:
         self._size += -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         os.ftruncate(self._file, self._size)
         memory = torch.frombuffer(mmap.mmap(self._file, size, offset=offset), dtype=value.dtype)
-        memory.as_strided(value.shape, value.stride()).copy_(value)
+        memory.copy_(value.as_strided((size // value.element_size(),), (1,)))
         return f"/proc/{os.getpid()}/fd/{self._file}", offset, size
 
 
@@ -234,11 +234,10 @@ def attempts_of(answer: Mapping[str, Any]) -> list[Attempt]:
 
     Raises:
         Refusal: ``declined`` with ``not_isolatable``: the sandbox could not unpack the parcel, or
-            Dynamo is to capture the graph anew.
+            its walk did not end.
     """
-    if "restarts" in answer:
-        message = "Dynamo captures the graph anew"
-        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, message)
+    if "unfinished" in answer:
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, answer["unfinished"])
     if "refused" in answer:
         raise refusal_of(Attempt.of(answer["refused"]))
     return [Attempt.of(each) for each in answer["attempts"]]

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from composer.chain.select.choice import Tried
 from composer.errors import SandboxRefusal
-from composer.records import Attempt, End, Outcome, Status
-
-_WITHOUT_ERROR = (Status.SUCCEEDED, Status.NOT_CHOSEN)
+from composer.records import Attempt, End, Outcome, Reason, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +20,13 @@ class Decision:
             chain does.
         ranking: The places of the candidates that may serve, best first. Empty if eager is to.
         lasts: False if it would probably differ the next time.
+        in_sandbox: True if a sandbox has run the candidates on this graph just now.
     """
 
     attempts: tuple[Attempt, ...]
     ranking: tuple[int, ...]
     lasts: bool = True
+    in_sandbox: bool = True
 
     def outcome(
         self, place: int | None, serves: Tried, refused: Mapping[int, Tried] | None = None
@@ -42,8 +42,10 @@ class Decision:
         if place is not None:
             here[place] = End(self._built_here(place, serves.attempt), None)
         assert serves.compiled is not None
+        known = {p: _end_of(each) for p, each in enumerate(self.attempts)}
+        ends = known | here
         return Outcome(
-            ends=tuple(here.get(p) or _end_of(each) for p, each in enumerate(self.attempts)),
+            ends=tuple(ends[p] for p in sorted(ends)),
             chosen=serves.attempt.backend,
             compiled=serves.compiled,
             passes=serves.passes,
@@ -53,6 +55,8 @@ class Decision:
 
     def _built_here(self, place: int, attempt: Attempt) -> Attempt:
         """Return an attempt of now with the measured times, and the seconds of its first build."""
+        if place >= len(self.attempts):
+            return attempt
         earlier = self.attempts[place]
         if earlier.seconds:
             facts = attempt.engine | {"built_apart": {"seconds": round(earlier.seconds, 3)}}
@@ -61,8 +65,14 @@ class Decision:
 
 
 def _end_of(attempt: Attempt) -> End:
-    """Return an attempt of earlier with the error that it ended in."""
-    if attempt.status in _WITHOUT_ERROR or attempt.reason is None:
+    """Return an attempt of earlier, of a candidate that does not serve, with its error."""
+    if attempt.status is Status.NOT_CHOSEN:
         return End(attempt, None)
+    if attempt.accepted:
+        skipped = Status.SKIPPED, Reason.POLICY, "it was accepted, and not measured"
+        attempt = dataclasses.replace(
+            attempt, status=skipped[0], reason=skipped[1], message=skipped[2]
+        )
+    assert attempt.reason is not None
     ended = attempt.status, attempt.reason, attempt.message
     return End(attempt, SandboxRefusal(*ended, attempt.error_type, attempt.traceback))

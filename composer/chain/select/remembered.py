@@ -70,7 +70,7 @@ def decision(
     # The chain may go on behind an eager that ended the walk.
     places = zip(verdict.candidates, entries, strict=False)
     attempts = (_remembered(each, entry, verdict, known.source) for each, entry in places)
-    return Decision(tuple(attempts), verdict.ranking)
+    return Decision(tuple(attempts), verdict.ranking, in_sandbox=False)
 
 
 def _remembered(each: CandidateRecord, entry: ChainEntry, verdict: Verdict, source: str) -> Attempt:

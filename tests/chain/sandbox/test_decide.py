@@ -7,6 +7,7 @@ from typing import Any
 
 import engines
 import pytest
+import rewrites
 import torch
 from common import last
 from spies import layers, told
@@ -15,6 +16,7 @@ from composer import _torch
 from composer.backends import find_backend
 from composer.chain.sandbox import parcel
 from composer.errors import Refusal, SandboxRefusal
+from composer.knowledge.failure import Failure
 from composer.records import Attempt, Reason, Status, plain
 from composer.system.subprocesses import Limits
 from composer.testing import FakeBackend
@@ -62,10 +64,12 @@ class Asked:
         self.errors: list[Exception] = []
         self.answer: dict[str, Any] = {}
 
-    def __call__(self, work: str, payload: bytes, limits: Limits, heard: Any, **_: Any) -> Any:
+    def __call__(
+        self, work: str, payload: bytes, limits: Limits, heard: Any = None, **_: Any
+    ) -> Any:
         chain, *_ = parcel.opened(parcel.unpack(payload))
         self.barred.append([place for place, each in enumerate(chain) if each.barred])
-        self.limits += [heard(*step) for step in self.steps]
+        self.limits += [heard(*step) for step in self.steps if heard]
         if self.errors:
             raise self.errors.pop(0)
         return self.answer
@@ -256,6 +260,36 @@ def test_first_accepted_serves_where_the_measurement_ended_the_sandbox(asked: As
     fastest(torch.sin, FakeBackend(), engines.honest)(torch.ones(3))
     assert last().chosen == "honest"
     assert last().attempts[1].timing == "no: when they were measured, ended"
+
+
+def test_one_engine_at_most_serves_where_nothing_could_be_measured(asked: Asked) -> None:
+    """A later failure is that one's."""
+    tried = [written("fake", "succeeded"), written("honest", "succeeded")]
+    asked.steps = [(0, []), (1, tried[:1]), (decide.MEASURING, tried)]
+    asked.errors = [SandboxRefusal(Status.CRASHED, Reason.CRASHED, "ended")]
+    fastest(torch.sin, engines.honest, FakeBackend())(torch.ones(3))
+    assert [str(each.status) for each in last().attempts] == ["succeeded", "skipped"]
+
+
+def test_remembered_winner_is_isolated_if_the_policy_says_so(asked: Asked) -> None:
+    """Another machine may have run it."""
+    winner = written("honest", "succeeded", timing=TIMED)
+    asked.answer = {"attempts": [winner], "ranking": [0], "lasts": True}
+    for options in ({}, {"isolate": True}):
+        torch.compiler.reset()
+        fastest(torch.sin, engines.honest, **options)(torch.ones(3))
+    assert "remembered_in" in last().attempts[0].timing
+    assert "isolated" in last().attempts[0].engine
+    assert len(asked.barred) == 2
+
+
+@SLOW
+def test_pass_that_fails_is_not_the_engines_fault() -> None:
+    """Its error reaches the user, and no engine is said to have crashed."""
+    options = {"passes": [rewrites.Fails()], "on_pass_error": "raise"}
+    with pytest.raises(Exception, match="PassError"):
+        fastest(torch.sin, engines.honest, **options)(torch.ones(3))
+    assert Failure.cache().entries() == []
 
 
 @pytest.mark.parametrize(

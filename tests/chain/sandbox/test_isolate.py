@@ -226,10 +226,13 @@ def test_large_tensors_are_sent_in_shared_memory() -> None:
     """A parcel of a large model is small, and what the other process writes stays its own."""
     weight = torch.nn.Parameter(torch.randn(300, 200).t(), requires_grad=False)
     batch = torch.randn(2, 1000, 9)[:, ::2]
+    mask = torch.randn(1, 1, 200, 200).expand(2, 4, 200, 200)
     with parcel.Memory() as memory:
-        sent = parcel.pack({"tensors": [weight, batch, weight]}, memory)
+        sent = parcel.pack({"tensors": [weight, batch, weight, mask]}, memory)
         assert len(sent) < 10_000
-        mine, others, again = parcel.unpack(sent)["tensors"]
+        mine, others, again, expanded = parcel.unpack(sent)["tensors"]
+    assert torch.equal(expanded, mask)
+    assert expanded.stride() == mask.stride()
     assert again is mine
     assert isinstance(mine, torch.nn.Parameter)
     assert torch.equal(mine, weight)
