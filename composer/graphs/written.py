@@ -25,7 +25,7 @@ from torch.fx.node import map_aggregate
 
 from composer import _torch
 from composer.graphs import low_precision
-from composer.graphs.nodes import attribute_at, described, value_of
+from composer.graphs.nodes import attribute_at, described, nested_graphs, value_of
 
 _NAMESPACES = ("aten", "prims", "composer")
 """Namespaces of torch's and composer's operators, whose names and versions define what they do."""
@@ -129,9 +129,8 @@ def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     places = Counter(map(_torch.tensors.storage_id, inputs))
     if any(each._is_view() and places[_torch.tensors.storage_id(each)] > 1 for each in inputs):
         raise ValueError("inputs of the graph share memory, which cannot be written to a file")
-    for name, child in list(bare.named_children()):
-        if isinstance(child, torch.fx.GraphModule):
-            setattr(bare, name, _bare(child))
+    for name, child in nested_graphs(bare).items():
+        setattr(bare, name, _bare(child))
     return bare
 
 

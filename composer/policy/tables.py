@@ -164,6 +164,11 @@ class Worded(BaseModel):
             return self.word
         return {self.first_key(): self.word} | self.model_dump(exclude_defaults=True)
 
+    @property
+    def if_not_usual(self) -> str:
+        """The text of the table; empty if its word is the default."""
+        return "" if self.word == type(self)().word else str(self)
+
     def __str__(self) -> str:
         return str(self.spelled)
 
