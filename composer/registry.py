@@ -6,10 +6,10 @@ import difflib
 import functools
 import logging
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from composer.errors import ComposerError, UnknownNameError
 
@@ -145,6 +145,26 @@ def one_slip_apart(a: str, b: str) -> bool:
         a, b = a[1:], b[1:]
     is_swapped = a[2:] == b[2:] and a[:2] == b[1::-1]
     return b[1:] in (a, a[1:]) or is_swapped
+
+
+def names_in(text: str) -> list[str]:
+    """Return the names in a text with commas between."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def unknown_among(names: Iterable[Any], known: Collection[str], what: str) -> str:
+    """Return a text such as ``"unknown option 'x'; did you mean 'y'?"`` for all unknown names.
+
+    Args:
+        names: The names that are used.
+        known: The known names.
+        what: The words before each unknown name.
+
+    Returns:
+        An empty text if all names are known.
+    """
+    unknown = [name for name in names if name not in known]
+    return "; ".join(f"{what} {name!r}{did_you_mean(str(name), known)}" for name in unknown)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

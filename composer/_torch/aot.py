@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from composer._torch.compiles import patched
 from composer._torch.fakes import fake_mode_of
 from composer._torch.modes import autocasts, float32_precision
 from composer._torch.names import off, optional
-from composer._torch.operators import draws
+from composer._torch.operators import draws, results_of
 from composer._torch.tensors import flatten
 from composer.errors import refuse
 from composer.records import Reason, Status
@@ -232,11 +231,8 @@ def _draws_saved(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
 
 
 def _tensors_drawn(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The nodes of the tensors that a call returns: its ``getitem`` nodes if it returns several."""
-    if not draws(node.target):
-        return [node]
-    parts = [user for user in node.users if user.target is operator.getitem]
-    return parts or [node]
+    """The nodes of the tensors that a call returns."""
+    return results_of(node) if draws(node.target) else [node]
 
 
 @optional(

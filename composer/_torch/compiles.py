@@ -49,7 +49,7 @@ def compiling() -> Iterator[None]:
 
 
 @optional(
-    "calls of other threads while an engine is compiled in the background",
+    "calls of other threads while an engine is compiled",
     "torch.fx._symbolic_trace:is_fx_symbolic_tracing",
     without=contextlib.nullcontext,
 )

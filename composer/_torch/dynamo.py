@@ -227,10 +227,14 @@ def called_frame() -> UserFrame | None:
     return _frame_of_call(called)
 
 
+def without_arguments(function: Any) -> Any:
+    """The function that a ``functools.partial`` calls; any other object as it is."""
+    return function.func if isinstance(function, functools.partial) else function
+
+
 def _frame_of_call(called: Any) -> UserFrame | None:
     """The frame that a call would make; ``None`` if ``called`` has no Python code."""
-    method: Any = called.forward if isinstance(called, torch.nn.Module) else called
-    method = method.func if isinstance(method, functools.partial) else method
+    method = without_arguments(called.forward if isinstance(called, torch.nn.Module) else called)
     if callable(method) and not hasattr(method, "__code__"):  # an instance of a class with __call__
         method = method.__call__
     function = getattr(method, "__func__", method)

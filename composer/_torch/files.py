@@ -19,6 +19,7 @@ _NAMES = (
     "torch._dynamo.aot_compile_types:SerializableCallable",
     *(f"torch.fx._graph_pickler:{each}" for each in ("GraphPickler.dumps", "GraphPickler.loads")),
     "torch.fx._graph_pickler:Options",
+    "torch.fx._graph_pickler:_OpPickleData.pickle",
 )
 
 
@@ -56,6 +57,20 @@ def graph_as_bytes(gm: torch.fx.GraphModule) -> bytes:
     from torch.fx._graph_pickler import GraphPickler, Options
 
     return GraphPickler.dumps(gm, Options(ops_filter=None))
+
+
+def takes_function(function: Any) -> bool:
+    """True if :func:`graph_as_bytes` can write a graph that calls a function.
+
+    It writes the names of torch's own functions, and refuses all others.
+    """
+    from torch.fx._graph_pickler import Options, _OpPickleData
+
+    try:
+        _OpPickleData.pickle(function, Options(ops_filter=None))
+    except NotImplementedError:
+        return False
+    return True
 
 
 def graph_of_bytes(data: bytes) -> torch.fx.GraphModule:

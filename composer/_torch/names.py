@@ -43,7 +43,6 @@ ESSENTIAL: Mapping[str, str] = {
     "torch._subclasses.fake_tensor:FakeTensor": "shapes without data",
     "torch._subclasses.fake_tensor:FakeTensorMode": "shapes without data",
     "torch._subclasses.fake_tensor:unset_fake_temporarily": "engines read real weights",
-    "torch.utils._python_dispatch:TorchDispatchMode": "whether a graph draws random numbers",
     "torch.utils._pytree:tree_flatten": "outputs that are nested",
     "torch.utils._pytree:tree_unflatten": "outputs that are nested",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 import types
@@ -62,30 +63,17 @@ def draws(target: object) -> bool:
 
 
 _HAS_KERNEL = "torch._C:_dispatch_has_kernel_for_dispatch_key"
-_COMPOSED = "torch._C:DispatchKey.CompositeImplicitAutograd"
 
 
 @optional(
     "telling operators that draw from those that are composed of such",
-    *(_HAS_KERNEL, _COMPOSED),
-    without=lambda operator: None,
+    *(_HAS_KERNEL, "torch._C:DispatchKey.CompositeImplicitAutograd"),
+    without=lambda target: draws(target),
 )
-def parts_of(operator: OpOverload) -> Callable[..., Any] | None:
-    """A function that calls the operators that ``operator`` is composed of.
-
-    ``operator.decompose`` is not used, because torch's GRU in Python forgets its dropout (torch
-    2.11 to 2.15).
-
-    Returns:
-        ``None`` if the operator has a kernel of its own.
-    """
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return functools.partial(operator._op_dk, key) if _has_kernel(operator, key) else None
-
-
 def draws_itself(target: object) -> bool:
     """True if an operator draws in a kernel of its own, and not in operators that it calls."""
-    return draws(target) and parts_of(cast(OpOverload, target)) is None
+    is_composed = torch._C.DispatchKey.CompositeImplicitAutograd
+    return draws(target) and not _has_kernel(cast(OpOverload, target), is_composed)
 
 
 def _has_kernel(operator: OpOverload, key: Any) -> bool:
@@ -100,6 +88,12 @@ def argument(node: torch.fx.Node, name: str) -> Any:
             given = dict(enumerate(node.args))
             return node.kwargs.get(name, given.get(position, each.default_value))
     return None
+
+
+def results_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes of a call's results: its ``getitem`` nodes if it returns several."""
+    parts = [user for user in node.users if user.target is operator.getitem]
+    return parts or [node]
 
 
 def wants_data(error: BaseException) -> bool:

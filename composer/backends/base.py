@@ -19,7 +19,7 @@ from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
 from composer.passes import digests
 from composer.records import GraphRequest, Reason, Status
-from composer.registry import did_you_mean
+from composer.registry import unknown_among
 from composer.system.distribution import version_of
 
 __all__ = [
@@ -180,8 +180,7 @@ def require_inference(request: GraphRequest, remedy: str) -> None:
 
 def check_known(options: Mapping[str, Any], known: Sequence[str], backend: str) -> None:
     """Raise an ``OptionError`` that names every option outside ``known``."""
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        mistakes = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
+    mistakes = unknown_among(options, known, "unknown option")
+    if mistakes:
         accepted = ", ".join(known) or "none"
         raise OptionError(f"backend {backend!r}: {mistakes} (accepted: {accepted})")

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.backends import inductor_freezing, inductor_records
+from composer.backends import inductor_freezing, inductor_hooks
 from composer.backends.base import Backend, Build, BuildRequest
 from composer.backends.inductor_hooks import hooks
 from composer.errors import OptionError
 from composer.graphs.keys import graph_key
 from composer.passes.within_aotautograd import LatePasses
 from composer.records import Stage
-from composer.registry import did_you_mean
+from composer.registry import unknown_among
 
 
 class InductorBackend(Backend):
@@ -36,9 +36,9 @@ class InductorBackend(Backend):
         if not options:
             return
         known = _torch.inductor.inductor_options()
-        unknown = [name for name in options if name.replace("-", "_") not in known]
-        if unknown:
-            mistakes = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
+        names = (name.replace("-", "_") for name in options)
+        mistakes = unknown_among(names, known, "unknown option")
+        if mistakes:
             raise OptionError(f"backend 'inductor': {mistakes} (torch._inductor.list_options())")
         try:
             _torch.inductor.inductor_config(None, dict(options))
@@ -72,8 +72,8 @@ def _complete(passes: LatePasses, key: str) -> bool:
     there is nothing to cut.
     """
     if passes.ran_all():
-        inductor_records.remember(key, passes.records)
+        inductor_hooks.remember(key, passes.records)
         return False
-    remembered = inductor_records.recall(key)
+    remembered = inductor_hooks.recall(key)
     passes.complete(remembered)
     return bool(remembered or passes.rewrites(Stage.JOINT) or passes.rewrites(Stage.POST_GRAD))

@@ -19,7 +19,7 @@ import torch.fx
 from composer import _torch
 from composer.backends.base import BuildRequest
 from composer.graphs import capture, clones, writes
-from composer.graphs.nodes import attribute_at
+from composer.graphs.nodes import are_static, attribute_at
 from composer.lowering.aot import own_tensors
 from composer.lowering.partition.regions import Region
 from composer.lowering.weights import samples
@@ -203,8 +203,7 @@ def _passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[int
 
 def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
     """True if all sizes of the input are numbers. A symbolic size would be lost with the input."""
-    sizes = placeholder.meta.get("example_value", value).shape
-    return all(isinstance(size, int) for size in sizes)
+    return are_static(placeholder.meta.get("example_value", value).shape)
 
 
 def _readers(gm: torch.fx.GraphModule, own: Sequence[torch.Tensor]) -> list[list[torch.fx.Node]]:

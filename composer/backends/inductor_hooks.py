@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch.fx
 
 from composer import _torch
-from composer.backends.inductor_records import FORMAT
 from composer.errors import refuse
 from composer.passes.within_aotautograd import LatePasses
-from composer.records import Reason, Stage, Status
+from composer.records import PassRecord, Reason, Stage, Status
+from composer.system.disk import DiskCache
 
 _SLOTS = {
     (Stage.JOINT, False): "joint_custom_pre_pass",
@@ -129,3 +131,32 @@ def _uuid_of(each: object) -> Any:
 def _has_tangents(graph: torch.fx.Graph) -> bool:
     """True for a joint graph of forward and backward, whose gradient inputs are ``tangents...``."""
     return any(node.name.startswith("tangents") for node in graph.find_nodes(op="placeholder"))
+
+
+_LIMIT = 64 << 20
+
+FORMAT = 3
+"""The version of the keys of records. Increase it whenever ``graph_key`` changes. It is part of
+Inductor's key, so Inductor's cache never returns a graph whose record cannot be found."""
+
+
+def remember(key: str, records: Iterable[PassRecord]) -> None:
+    """Store the records of a graph key, for when Inductor takes the graph from its cache.
+
+    Inductor then does not run the passes, so they make no new record. If the records cannot be
+    stored, only later reports lack them.
+    """
+    _cache().put(key, {"passes": [dataclasses.asdict(each) for each in records]})
+
+
+def recall(key: str) -> tuple[PassRecord, ...]:
+    """The records stored for this key, with their times set to zero; empty if there are none."""
+    entry = _cache().get(key)
+    kept = entry.facts["passes"] if entry else ()
+    return tuple(dataclasses.replace(PassRecord(**each), seconds=0.0) for each in kept)
+
+
+def _cache() -> DiskCache:
+    """A cache beside Inductor's own, so that records live as long as the cached graphs."""
+    root = Path(_torch.inductor.inductor_cache_dir())
+    return DiskCache("composer_passes", limit=_LIMIT, root=root)

@@ -29,10 +29,9 @@ from composer.backends.base import (
     require_inference,
     require_installed,
 )
-from composer.backends.forks import never_freed_in_forks
 from composer.backends.options import read_options
 from composer.errors import first_line, refuse
-from composer.graphs.nodes import tensors_of
+from composer.graphs.nodes import are_static, tensors_of
 from composer.lowering.compile import compile_graph, only_inference
 from composer.lowering.devices import devices_of
 from composer.lowering.engine import ModelRefused, NodesRefused, OnnxBuild, OnnxRegion, S
@@ -47,8 +46,9 @@ from composer.lowering.operators.reductions import long_log_softmax
 from composer.lowering.partition.regions import Region, constant_at, dtype_names, dtypes_of
 from composer.lowering.partition.tables import positions_of
 from composer.records import GraphRequest, Reason, Status
-from composer.registry import did_you_mean
+from composer.registry import did_you_mean, unknown_among
 from composer.system.distribution import install
+from composer.system.forks import never_freed_in_forks
 from composer.system.hardware import nvidia_driver
 
 argument = _torch.operators.argument
@@ -61,12 +61,13 @@ operator_name = _torch.operators.operator_name
 __all__ = [
     "BuildFacts", "GraphRequest", "LoadAgain", "Loaded", "ModelRefused", "NodesRefused",
     "OnnxBuild", "OnnxEngine", "OnnxGraph", "OnnxRegion", "Operator", "Operators", "Output",
-    "PlainOnnx", "Reason", "Region", "Status", "argument", "array_over", "as_scalar", "constant_at",
+    "PlainOnnx", "Reason", "Region", "Status", "are_static", "argument", "array_over", "as_scalar",
+    "constant_at",
     "did_you_mean", "dtype_names", "dtypes_of", "dynamo_backend", "empty", "fuse_attention",
     "fusions", "install", "is_installed", "long_log_softmax", "may_be_empty", "multiplies_bf16",
     "never_freed_in_forks", "operator_name", "positions_of", "read_options", "refuse",
-    "require_installed", "stays", "tensors_of", "to_plain", "why_not", "widened_attention",
-    "written_out",
+    "require_installed", "stays", "tensors_of", "to_plain", "unknown_among", "why_not",
+    "widened_attention", "written_out",
 ]
 # fmt: on
 

@@ -39,8 +39,8 @@ from composer.chain.verify import prove, verify
 from composer.chain.verify.runs import run as run_on_copies
 from composer.errors import PassError, Refusal, causes, first_line, refuse, text_of, without_frames
 from composer.graphs import clones, sharing, writes
+from composer.graphs.checkpoints import leaving_modes
 from composer.graphs.comparison import Bounds
-from composer.graphs.mode_changes import leaving_modes
 from composer.knowledge.fingerprint import Fingerprint
 from composer.lowering.each import compile_each
 from composer.passes.canonical import NotCanonical

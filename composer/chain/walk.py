@@ -25,6 +25,10 @@ from composer.system.memory import free_memory
 E = TypeVar("E", bound=BaseException)
 
 
+Step = Callable[[int | None, Sequence[Attempt]], None]
+"""Called in a sandbox before each candidate, with its place and the attempts so far."""
+
+
 def walk(
     request: GraphRequest,
     entries: Sequence[ChainEntry],
@@ -34,7 +38,7 @@ def walk(
     strict: bool = False,
     among_ranks: bool = False,
     at_run_time: bool = False,
-    in_sandbox: Callable[[int | None, Sequence[Attempt]], None] | None = None,
+    in_sandbox: Step | None = None,
 ) -> Outcome:
     """Try one candidate after the other, and choose which one serves the graph.
 
@@ -59,7 +63,7 @@ def walk(
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    trying = _Trying(request, entries, eager, among_ranks, at_run_time)
+    trying = _Trying(request, entries, eager, among_ranks, at_run_time, in_sandbox)
 
     # 0. There is nothing to gain from an engine where nothing is computed.
     if writes.computes_nothing(request.gm):
@@ -85,7 +89,6 @@ def walk(
                 return outcome
             # The winner of then is refused now, so all are measured anew.
             session.current().knowledge.forget(Verdict, whole)
-            trying.refused.clear()
         decided = _decided(request, entries, eager, benchmark, strict=strict)
         if isinstance(decided, Decision):
             outcome = trying.follow(decided, decided.ranking) or trying.none_of(decided)
@@ -98,11 +101,7 @@ def walk(
     # 3. Try one after the other, until one can serve or all that may serve are known.
     made: list[choice.Tried] = []
     for place in range(len(entries)):
-        if in_sandbox is not None:
-            in_sandbox(place, [each.attempt for each in made])
-        tried = trying.at(place)
-        if in_sandbox is not None:
-            tried = run_once(tried, request)
+        tried = trying.in_turn(place, made)
         if why_here:
             tried = tried.with_fact("measured_here", why_here)
         made.append(tried)
@@ -181,6 +180,7 @@ class _Trying:
     eager: EagerFallback
     among_ranks: bool = False
     at_run_time: bool = False
+    in_sandbox: Step | None = None
     made: dict[str, object] = field(default_factory=dict)
     refused: dict[int, choice.Tried] = field(default_factory=dict)
 
@@ -213,8 +213,23 @@ class _Trying:
             )
         return dataclasses.replace(tried, passes=passes.records)
 
+    def in_turn(self, place: int, before: Sequence[choice.Tried]) -> choice.Tried:
+        """Try the candidate whose turn it is in the chain, unless it was just refused.
+
+        Args:
+            place: Its place.
+            before: The candidates before it.
+        """
+        if place in self.refused:
+            return self.refused[place]
+        if self.in_sandbox is None:
+            return self.at(place)
+        self.in_sandbox(place, [each.attempt for each in before])
+        return run_once(self.at(place), self.request)
+
     def follow(self, decision: Decision, places: Sequence[int]) -> Outcome | None:
         """Build the candidates at these places until one is accepted; ``None`` if none is."""
+        self.refused.clear()
         if not decision.ranking:
             return self.none_of(decision)
         for place in places:

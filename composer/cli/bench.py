@@ -27,6 +27,7 @@ from composer.errors import MISTAKES, ComposerError
 from composer.policy import Facts
 from composer.policy.resolution import resolve
 from composer.records import printable
+from composer.registry import names_in
 from composer.telemetry.report import cell, counted
 from composer.tools.bench import advice
 from composer.tools.bench.ranking import Ranking, Standing, rank
@@ -149,7 +150,7 @@ def _chain(text: str | None) -> Sequence[Any]:
     """Return a chain from names with commas between, or from TOML; empty if none is given."""
     if text is None:
         return ()
-    chain: Sequence[Any] = [name.strip() for name in text.split(",") if name.strip()]
+    chain: Sequence[Any] = names_in(text)
     if any(mark in text for mark in "{[\"'"):
         chain = _of_toml(text.strip())
     if not chain:

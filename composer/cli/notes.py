@@ -97,11 +97,17 @@ def _of_engine(where: str, name: str) -> Iterator[str]:
 
 def _of_match(where: str, match: Match) -> Iterator[str]:
     device = (match.device or "").partition(":")[0]
-    if _is_word(device) and not _is_device(device):
-        yield f"{where}: no device is called {device!r}{_meant(device, _DEVICES)}"
-    dtype = match.dtype or ""
-    if _is_word(dtype) and dtype not in _DTYPES:
-        yield f"{where}: no dtype is called {dtype!r}{_meant(dtype, _DTYPES)}"
+    if not _is_device(device):
+        yield from _unless_glob(where, "device", device, _DEVICES)
+    if match.dtype not in _DTYPES:
+        yield from _unless_glob(where, "dtype", match.dtype or "", _DTYPES)
+
+
+def _unless_glob(where: str, what: str, word: str, known: set[str]) -> Iterator[str]:
+    """Yield a note that nothing has this name, unless it is empty or has wildcards."""
+    if word and set("*?[").isdisjoint(word):
+        meant = f"; {_MEANT[word]}?" if word in _MEANT else did_you_mean(word, known)
+        yield f"{where}: no {what} is called {word!r}{meant}"
 
 
 _DEVICES = {"cpu", "cuda", "mps", "xpu"}
@@ -110,17 +116,6 @@ _DTYPES = {
     for each in vars(torch).values()
     if isinstance(each, torch.dtype)
 }
-
-
-def _meant(word: str, known: set[str]) -> str:
-    if word in _MEANT:
-        return f"; {_MEANT[word]}?"
-    return did_you_mean(word, known)
-
-
-def _is_word(glob: str) -> bool:
-    """Return True if a glob is not empty and has no wildcards."""
-    return bool(glob) and set("*?[").isdisjoint(glob)
 
 
 def _is_device(kind: str) -> bool:

@@ -5,7 +5,6 @@ Inspection:
 - :mod:`~composer.graphs.capture` reads facts about a graph that Dynamo captured.
 - :mod:`~composer.graphs.nodes` reads the value of a node.
 - :mod:`~composer.graphs.writes` finds the tensors that a graph may write to.
-- :mod:`~composer.graphs.mode_changes` restores torch modes that a graph sets.
 - :mod:`~composer.graphs.collectives` tells whether a graph waits for other ranks.
 
 Copies and runs:

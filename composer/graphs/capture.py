@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import os
 import traceback
@@ -173,7 +172,7 @@ def _is_frame_of(module: torch.nn.Module, code: types.CodeType) -> bool:
     """True if ``code`` is a method of the module, or a decorator's wrapper around one."""
 
     def is_method(value: Any) -> bool:
-        method = value.func if isinstance(value, functools.partial) else value
+        method = _torch.dynamo.without_arguments(value)
         function = getattr(method, "__func__", method)
         return getattr(function, "__code__", None) is code
 

@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 from composer import _torch
 from composer.graphs.clones import clone_graph
-from composer.graphs.mode_changes import leaving_modes
 from composer.graphs.nodes import attribute_at, graph_modules, nodes_within
 
 
@@ -33,6 +32,18 @@ def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
     """
     whole = _with_targets(gm, {_CHECKPOINT: _checkpoint, _REGION: _call})
     return leaving_modes(_torch.sources.settled_forward(whole), gm)
+
+
+def leaving_modes(run: Callable[..., Any], gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    """A function that runs the graph, and restores the modes that the graph sets if it raises."""
+    if not any(_torch.modes.sets_modes(node.target) for node in nodes_within(gm)):
+        return run
+
+    def run_and_leave(*args: Any) -> Any:
+        with _torch.modes.restored_modes():
+            return run(*args)
+
+    return run_and_leave
 
 
 def without_regions(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -14,7 +14,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs import writes
-from composer.graphs.nodes import attribute_at, paths_read
+from composer.graphs.nodes import attribute_at, nested_graphs, paths_read
 from composer.records import GraphRequest
 
 _LARGE = 64 << 20
@@ -31,9 +31,8 @@ def clone_graph(
     """
     twin = make(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
     twin.meta.update(gm.meta)
-    for name, child in list(twin.named_children()):
-        if isinstance(child, torch.fx.GraphModule):
-            setattr(twin, name, clone_graph(child))
+    for name, child in nested_graphs(twin).items():
+        setattr(twin, name, clone_graph(child))
     _torch.sources.carry_source_metadata(gm, twin)
     _torch.sources.let_go_of_examples(twin)
     return twin

@@ -202,7 +202,7 @@ def largest_gradient(values: Values) -> float:
     gradients = [each for name, each in values.items() if is_gradient(name)]
     largest = 0.0
     for tensor in _torch.tensors.tensors_among(gradients):
-        size = _wide(tensor).abs()
+        size = wide(tensor).abs()
         finite = size[size.isfinite()]
         if finite.numel():
             largest = max(largest, float(finite.max()))
@@ -240,7 +240,7 @@ def mismatch_of(
             return None
         what = f"has {count} of {expected.numel()} elements that are not eager's"
         return Mismatch.NUMBERS, what
-    return _mismatch_of_numbers(_wide(got), _wide(expected), exact, bounds, got.dtype, largest)
+    return _mismatch_of_numbers(wide(got), wide(expected), exact, bounds, got.dtype, largest)
 
 
 def is_same_number(got: Any, expected: Any) -> bool:
@@ -258,7 +258,8 @@ def _structure(value: torch.Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
 
 
-def _wide(value: torch.Tensor) -> torch.Tensor:
+def wide(value: torch.Tensor) -> torch.Tensor:
+    """The values as a dense tensor of float64 or complex128."""
     dense = value.to_dense() if value.layout is not torch.strided else value
     return dense.to(torch.complex128 if value.is_complex() else torch.float64)
 
@@ -318,7 +319,7 @@ def errors_of(got: Any, expected: Any) -> Errors:
     """The errors of a value of the expected shape, over the elements where both are finite."""
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         return Errors()
-    a, b = _wide(got).flatten(), _wide(expected).flatten()
+    a, b = wide(got).flatten(), wide(expected).flatten()
     both = a.isfinite() & b.isfinite()
     a, b = a[both], b[both]
     if not a.numel():

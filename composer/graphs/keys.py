@@ -37,9 +37,7 @@ def with_key(request: GraphRequest, name: str | None, passes: str, settings: str
     )
 
 
-def graph_key(
-    gm: torch.fx.GraphModule, settings: str = "", example_inputs: Sequence[Any] = ()
-) -> str:
+def graph_key(gm: torch.fx.GraphModule, settings: str = "") -> str:
     """The SHA-256 of all operations, arguments, shapes, dtypes, strides and devices of the graph.
 
     Names of nodes and symbols are replaced by their position, so that the key is equal in
@@ -48,10 +46,8 @@ def graph_key(
     Args:
         gm: The graph.
         settings: Text of everything else that the key depends on.
-        example_inputs: The values of placeholders without metadata, as in a graph that did not
-            come from Dynamo.
     """
-    return _digest(_text(gm, settings, example_inputs))
+    return _digest(_text(gm, settings, ()))
 
 
 def parts_of(request: GraphRequest, settings: Mapping[str, str]) -> dict[str, str]:

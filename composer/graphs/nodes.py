@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.fx
@@ -44,6 +44,11 @@ def described(value: Any, *, strides: bool = True) -> str:
     return str(value)
 
 
+def is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    """True for a tensor with strides, as no sparse one has."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
 def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
     """The fake tensors among a node's values; the values of a user's Triton kernel are a dict."""
     leaves, _ = _torch.tensors.flatten(node.meta.get("val"))
@@ -54,6 +59,18 @@ def nodes_within(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     """The nodes of a graph and of all graphs nested in it."""
     for each in graph_modules(gm):
         yield from each.graph.nodes
+
+
+def placeholders_of(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The placeholders of a graph, in the order of its inputs."""
+    return list(graph.find_nodes(op="placeholder"))
+
+
+def returned_by(graph: torch.fx.Graph) -> list[Any]:
+    """The values that a graph returns; a single value becomes a list of one."""
+    (output,) = graph.find_nodes(op="output")
+    value = output.args[0] if output.args else ()
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def paths_read(graph: torch.fx.Graph) -> list[str]:
@@ -73,6 +90,12 @@ def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
 def graph_modules(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
     """The graph module and those nested in it, such as the branches of ``torch.cond``."""
     return [each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)]
+
+
+def nested_graphs(gm: torch.nn.Module) -> dict[str, torch.fx.GraphModule]:
+    """The graph modules that a module holds itself, by name."""
+    children = gm.named_children()
+    return {name: each for name, each in children if isinstance(each, torch.fx.GraphModule)}
 
 
 def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

@@ -11,12 +11,13 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import attribute_at, graph_modules, value_of
+from composer.graphs.nodes import attribute_at, graph_modules, is_strided, placeholders_of, value_of
 from composer.records import GraphRequest
 
 _ASSIGNS = frozenset(
-    {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod", "imatmul"}
-    | {"iand", "ior", "ixor", "ilshift", "irshift", "triton_kernel_wrapper_mutation"}
+    {"setitem", "delitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod"}
+    | {"imatmul", "iand", "ior", "ixor", "ilshift", "irshift", "iconcat"}
+    | {"triton_kernel_wrapper_mutation"}
 )
 """Names of functions that write to an operand. The last one runs a user's Triton kernel, which may
 write to all of its arguments (not tested: no GPU)."""
@@ -43,7 +44,7 @@ def may_write(gm: torch.fx.GraphModule) -> bool:
     _, *nested = graph_modules(gm)
     if any(_writes(node) for each in nested for node in each.graph.nodes):
         return True
-    lasting = set(map(_memory, (*_placeholders(gm), *_attributes(gm))))
+    lasting = set(map(_memory, (*placeholders_of(gm.graph), *_attributes(gm))))
     written = _written_memory(gm)
     has_unknown_owner = any(isinstance(memory, torch.fx.Node) for memory in written)
     return has_unknown_owner or not written.isdisjoint(lasting)
@@ -51,7 +52,7 @@ def may_write(gm: torch.fx.GraphModule) -> bool:
 
 def computes_nothing(gm: torch.fx.GraphModule) -> bool:
     """True if the graph only returns inputs, tensors that it holds, and views of these."""
-    lasting = set(map(_memory, (*_placeholders(gm), *_attributes(gm))))
+    lasting = set(map(_memory, (*placeholders_of(gm.graph), *_attributes(gm))))
     calls = [node for node in gm.graph.nodes if node.op.startswith("call_")]
     values, _ = _torch.tensors.flatten([value_of(node, node) for node in calls])
     # A number, such as a size, is not computed by an engine. A node stands for an unknown value.
@@ -66,7 +67,7 @@ def is_known(gm: torch.fx.GraphModule) -> bool:
     The following may write without declaring it: operators of other packages, functions and modules
     that Dynamo was told not to trace, and operators that take functions or kernels.
     """
-    return all(is_torchs(node) for node in gm.graph.nodes)
+    return all(map(is_torchs, gm.graph.nodes))
 
 
 def is_torchs(node: torch.fx.Node) -> bool:
@@ -116,7 +117,7 @@ def written_parameters(request: GraphRequest) -> frozenset[int]:
 def assigned_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
     """Positions of the inputs that the graph may write to; statistics of norms do not count."""
     assigned = _assigned_memory(gm)
-    inputs = enumerate(_placeholders(gm))
+    inputs = enumerate(placeholders_of(gm.graph))
     return frozenset(i for i, node in inputs if _memory(node) in assigned)
 
 
@@ -125,7 +126,7 @@ def reads_what_it_wrote(gm: torch.fx.GraphModule) -> bool:
 
     A counter, for example, is only assigned to.
     """
-    placeholders = _placeholders(gm)
+    placeholders = placeholders_of(gm.graph)
     uses = Counter[object]()
     for node in gm.graph.nodes:
         uses.update(set(map(_memory, node.all_input_nodes)))
@@ -141,7 +142,7 @@ def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
     if not held:
         return []
     assigned = _assigned_memory(gm)
-    with_statistics = assigned | _memory_used(gm, _updates_statistics)
+    with_statistics = assigned | _memory_used(gm, updates_statistics)
     written = []
     for node, tensor in held:
         memories = assigned if _is_parameter(tensor) else with_statistics
@@ -153,7 +154,7 @@ def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
 def open_weights(request: GraphRequest) -> list[torch.Tensor]:
     """Inputs and attributes that the graph may write to, including the statistics of norms."""
     written = _written_memory(request.gm)
-    inputs = zip(_placeholders(request.gm), request.example_inputs, strict=True)
+    inputs = zip(placeholders_of(request.gm.graph), request.example_inputs, strict=True)
     values = (*inputs, *_held_tensors(request.gm))
     return _torch.tensors.tensors_among(value for node, value in values if _memory(node) in written)
 
@@ -166,10 +167,6 @@ def _held_tensors(gm: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, tor
             yield node, value
 
 
-def _placeholders(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    return list(gm.graph.find_nodes(op="placeholder"))
-
-
 def _attributes(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
     return gm.graph.find_nodes(op="get_attr")
 
@@ -180,12 +177,12 @@ def _is_parameter(value: object) -> bool:
 
 
 def _written_memory(gm: torch.fx.GraphModule) -> set[object]:
-    return _assigned_memory(gm) | _memory_used(gm, _updates_statistics)
+    return _assigned_memory(gm) | _memory_used(gm, updates_statistics)
 
 
 def _assigned_memory(gm: torch.fx.GraphModule) -> set[object]:
     """The memory that the graph, or a graph nested in it, may assign to."""
-    memory = _memory_used(gm, _assigns)
+    memory = _memory_used(gm, assigns)
     for node in gm.graph.nodes:
         memory.update(map(_memory, _assigned_within(gm, node)))
     return memory
@@ -215,7 +212,7 @@ def _assigned_within(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[
             continue
         graph = attribute_at(gm, str(operand.target))
         if isinstance(graph, torch.fx.GraphModule):
-            count = len(_placeholders(graph))
+            count = len(placeholders_of(graph.graph))
             inputs = operands[max(0, len(operands) - count) :]
             assigned = assigned_inputs(graph)
             yield from (each for i, each in enumerate(inputs) if i in assigned)
@@ -232,44 +229,38 @@ def _memory(node: torch.fx.Node) -> object:
 
 def _storage(value: object) -> int | None:
     """The storage of a strided tensor; ``None`` for any other value."""
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return _torch.tensors.storage_id(value)
-    return None
+    return _torch.tensors.storage_id(value) if is_strided(value) else None
 
 
-def _name(node: torch.fx.Node) -> str:
+def name_of(node: torch.fx.Node) -> str:
+    """The name of what a node calls, such as ``"dropout"`` for ``aten.dropout.default``."""
     if not node.op.startswith("call_"):
         return ""
     return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
 
 
 def _writes(node: torch.fx.Node) -> bool:
-    return _updates_statistics(node) or _assigns(node)
+    return updates_statistics(node) or assigns(node)
 
 
-def _updates_statistics(node: torch.fx.Node) -> bool:
+def updates_statistics(node: torch.fx.Node) -> bool:
     """True for a norm that updates its running statistics."""
-    if _name(node) not in KEEP_STATISTICS:
+    if name_of(node) not in KEEP_STATISTICS:
         return False
-    place, keyword, default = KEEP_STATISTICS[_name(node)]
+    place, keyword, default = KEEP_STATISTICS[name_of(node)]
     positional = dict(enumerate(node.args))
     return bool(node.kwargs.get(keyword, positional.get(place, default)))
 
 
-def _assigns(node: torch.fx.Node) -> bool:
-    if _torch.operators.may_write_by_schema(node) or is_told_to_write(node):
+def assigns(node: torch.fx.Node) -> bool:
+    """True if a call may write to an operand, by its schema, its name or its arguments."""
+    if _torch.operators.may_write_by_schema(node) or _argument(node, "inplace"):
         return True
-    if node.kwargs.get("out") is not None:
+    # With ``max_norm``, an embedding shortens rows in place.
+    if node.kwargs.get("out") is not None or _argument(node, "max_norm") is not None:
         return True
-    if _argument(node, "max_norm") is not None:  # an embedding shortens rows in place
-        return True
-    name = _name(node)
+    name = name_of(node)
     return name in _ASSIGNS or _is_in_place(name)
-
-
-def is_told_to_write(node: torch.fx.Node) -> bool:
-    """True if the node's function is called with ``inplace=True``."""
-    return bool(_argument(node, "inplace"))
 
 
 def _argument(node: torch.fx.Node, name: str) -> Any:

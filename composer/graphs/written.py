@@ -15,6 +15,7 @@ they must keep, so each has its own function:
 from __future__ import annotations
 
 import copy
+import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -25,13 +26,17 @@ from torch.fx.node import map_aggregate
 
 from composer import _torch
 from composer.graphs import low_precision
-from composer.graphs.nodes import attribute_at, described, value_of
+from composer.graphs.nodes import attribute_at, described, nested_graphs, value_of
 
 _NAMESPACES = ("aten", "prims", "composer")
 """Namespaces of torch's and composer's operators, whose names and versions define what they do."""
 
 _WORDS = (str, bool, int, float, complex, type(None), type(Ellipsis))
 _NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+_FUNCTION = "function "
+"""Stands before the path of a function that is not torch's, in a graph for another process."""
 
 
 class Unsayable(Exception):
@@ -106,7 +111,14 @@ def as_bytes(gm: torch.fx.GraphModule) -> bytes:
 
 def of_bytes(data: bytes) -> torch.fx.GraphModule:
     """The graph that :func:`as_bytes` wrote."""
-    return _torch.files.graph_of_bytes(data)
+    gm = _torch.files.graph_of_bytes(data)
+    for node in gm.graph.find_nodes(op="call_method"):
+        if str(node.target).startswith(_FUNCTION):
+            path = str(node.target).removeprefix(_FUNCTION)
+            node.op = "call_function"
+            node.target = pkgutil.resolve_name(path)
+    gm.recompile()
+    return gm
 
 
 def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -121,6 +133,9 @@ def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in bare.graph.nodes:
         value = node.meta.get("example_value")
         node.meta = _torch.sources.lasting_metadata(node) | low_precision.mark_of(node)
+        if node.op == "call_function" and not _torch.files.takes_function(node.target):
+            node.op = "call_method"  # torch writes the name of a method, whatever it is
+            node.target = _FUNCTION + _path_of(node.target)
         if isinstance(value, torch.SymInt | torch.SymFloat):
             node.meta["example_value"] = value
         elif isinstance(value, _torch.fakes.FakeTensor) and node.op == "placeholder":
@@ -129,10 +144,23 @@ def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     places = Counter(map(_torch.tensors.storage_id, inputs))
     if any(each._is_view() and places[_torch.tensors.storage_id(each)] > 1 for each in inputs):
         raise ValueError("inputs of the graph share memory, which cannot be written to a file")
-    for name, child in list(bare.named_children()):
-        if isinstance(child, torch.fx.GraphModule):
-            setattr(bare, name, _bare(child))
+    for name, child in nested_graphs(bare).items():
+        setattr(bare, name, _bare(child))
     return bare
+
+
+def _path_of(function: Any) -> str:
+    """The path by which another process imports a function.
+
+    Raises:
+        TypeError: it is the program's own.
+        ValueError: it has no name to import it by.
+    """
+    module, name = (getattr(function, each, "") for each in ("__module__", "__qualname__"))
+    path = f"{module}:{name}"
+    if module in ("", "__main__") or pkgutil.resolve_name(path) is not function:
+        raise TypeError(f"another process cannot import {qualified(function)}")
+    return path
 
 
 def _by_itself(fake: _torch.fakes.FakeTensor) -> torch.Tensor:

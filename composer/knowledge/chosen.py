@@ -19,7 +19,7 @@ from composer.graphs import keys
 from composer.knowledge.facts import Fact, now
 from composer.knowledge.fingerprint import Fingerprint
 from composer.passes.base import GraphPass
-from composer.passes.digests import fields_of
+from composer.passes.digests import values_of
 from composer.passes.function import qualified_name
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy, Worded
@@ -195,7 +195,7 @@ def _passes(shared: SharedPasses) -> tuple[LockedPass, ...]:
 
 
 def _pass(each: GraphPass) -> LockedPass:
-    fields = {field.name: getattr(each, field.name) for field in fields_of(each)}
+    fields = values_of(each)
     fields.pop("name", None)
     return LockedPass(name=each.name, parameters=readable(fields), fingerprint=_fingerprint(each))
 
@@ -235,11 +235,8 @@ def readable(value: Any) -> Any:
         return sorted(map(readable, value), key=str)
     if isinstance(value, Sequence):
         return list(map(readable, value))
-    if isinstance(value, type):
-        return keys.without_address(qualified_name(value))
-    if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        return readable({field.name: getattr(value, field.name) for field in fields})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return readable(values_of(value))
     return keys.without_address(qualified_name(value) if callable(value) else str(value))
 
 

@@ -182,7 +182,7 @@ class Knowledge:
             own = Known(trouble=own.trouble)
         if own.fact is not None and kind.outlives_reset:
             self._remember(kind, key, own)
-        store = self._store(settings) if kind.is_shared else None
+        store = self._store(kind, settings)
         if store is None:
             return own
         if own.fact is not None:
@@ -218,7 +218,7 @@ class Knowledge:
         own = fact.cache()
         source = str(own.path) if own.put(key, fact.model_dump(mode="json")) else _HERE
         trouble = own.trouble if source == _HERE else ""
-        store = self._store(settings) if fact.is_shared else None
+        store = self._store(type(fact), settings)
         if store is not None:
             store.put(key, fact.model_dump_json(indent=1))
             trouble = store.trouble
@@ -249,8 +249,8 @@ class Knowledge:
         mine = self._memory.get((kind.kind, key), Known())
         return mine if mine.source in ("", _HERE) or kind.cache().has(key) else Known()
 
-    def _store(self, settings: Cache) -> SharedStore | None:
-        if not settings.store:
+    def _store(self, kind: type[Fact], settings: Cache) -> SharedStore | None:
+        if not kind.is_shared or not settings.store:
             return None
         return self._stores.setdefault(settings.store, SharedStore(settings.store))
 

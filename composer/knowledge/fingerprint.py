@@ -37,7 +37,7 @@ class CandidateParts:
         options: The options of the candidate, as text.
         precision: The precision; empty if the policy asks for none.
         limits: The limits of its build, as text.
-        build: The other settings of its build, as text.
+        build: The other settings of its build, as text: ``freeze`` and ``min_coverage``.
         terms: The fields of the policy that decide if it is accepted or wins, as text.
     """
 
@@ -122,24 +122,9 @@ class Fingerprint:
         return [self.request.mode, *(without_address(each.options) for each in self.candidates)]
 
     @property
-    def precision(self) -> list[str]:
-        """The precision of each candidate."""
-        return [each.precision for each in self.candidates]
-
-    @property
     def limits(self) -> list[str]:
         """The limits of each candidate's build."""
         return [each.limits for each in self.candidates]
-
-    @property
-    def build(self) -> list[str]:
-        """The other settings of each candidate's build: ``freeze`` and ``min_coverage``."""
-        return [each.build for each in self.candidates]
-
-    @property
-    def terms(self) -> list[str]:
-        """The fields of the policy that decide which candidate is accepted or wins."""
-        return [each.terms for each in self.candidates]
 
     @property
     def machine(self) -> tuple[str, ...]:
@@ -158,8 +143,13 @@ class Fingerprint:
 
     def key(self, parts: Sequence[str]) -> str | None:
         """Return the SHA-256 of these parts; ``None`` if one of them is not known."""
-        known = {name: getattr(self, name) for name in parts}
+        known = {name: self._part(name) for name in parts}
         return None if None in known.values() else digest_of(known)
+
+    def _part(self, name: str) -> Any:
+        if name in ("precision", "build", "terms"):
+            return [getattr(each, name) for each in self.candidates]
+        return getattr(self, name)
 
     def outlives_process(self, parts: Sequence[str]) -> bool:
         """Return True if these parts mean the same in every process."""

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from composer.errors import LockError
 from composer.knowledge.chosen import Chosen
 from composer.policy import FormatVersion
-from composer.policy.wording import in_words
+from composer.policy.wording import mistakes_in
 from composer.records import printable
 
 LOCK_FILE = "composer.lock"
@@ -45,13 +45,12 @@ class Lock(BaseModel):
 
     def nearest(self, graph: Chosen) -> Chosen | None:
         """Return the entry of the same model and position, else the most similar of the model."""
-        own = [each for each in self.graphs if each.model == graph.model]
-        return max(own, key=lambda each: _likeness(each, graph), default=None)
 
+        def likeness(other: Chosen) -> tuple[bool, int]:
+            alike = other.parts.items() & graph.parts.items()
+            return other.position == graph.position, len(alike)
 
-def _likeness(one: Chosen, other: Chosen) -> tuple[bool, int]:
-    alike = one.parts.items() & other.parts.items()
-    return one.position == other.position, len(alike)
+        return max((g for g in self.graphs if g.model == graph.model), key=likeness, default=None)
 
 
 def read(path: Path) -> Lock:
@@ -78,8 +77,7 @@ def _parsed(path: Path, modified: int, size: int) -> Lock:
     try:
         lock = Lock.model_validate(table)
     except ValidationError as error:
-        mistakes = [in_words(each, Lock) for each in error.errors()]
-        raise LockError(path, "is malformed", mistakes) from None
+        raise LockError(path, "is malformed", mistakes_in(error, Lock)) from None
     if ambiguous := list(_ambiguous(lock)):
         raise LockError(path, "is malformed", ambiguous)
     return lock

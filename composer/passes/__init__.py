@@ -28,9 +28,9 @@ from composer.passes.debug.bisect import Culprit, bisect
 from composer.passes.debug.check import PassCheck, check
 from composer.passes.function import FunctionPass
 from composer.passes.interpreter import InterpreterPass, Value
-from composer.passes.matching import NearMiss
 from composer.passes.pattern import PatternPass
 from composer.passes.resolve import register
+from composer.passes.unmatched import NearMiss
 from composer.records import Stage
 
 __all__ = [

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.writes import KEEP_STATISTICS
+from composer.graphs.nodes import is_strided
+from composer.graphs.writes import updates_statistics
 
 
 class Aliasing:
@@ -64,7 +65,9 @@ class Aliasing:
         """Join the node with the inputs and the earlier nodes that may share its memory."""
         if node.op == "output":
             return
-        if _may_return_inputs(node.target):
+        target = node.target
+        is_overload = isinstance(target, _torch.operators.OpOverload)
+        if not is_overload or _torch.operators.shares_memory(cast(Any, target)):
             for source in filter(holds_memory, node.all_input_nodes):
                 self._join(node, source)
         for tensor in tensors(node.meta.get("val")):
@@ -74,25 +77,12 @@ class Aliasing:
         self._parent[self.root(node)] = self.root(other)
 
 
-def _may_return_inputs(target: Any) -> bool:
-    is_operator = isinstance(target, _torch.operators.OpOverload)
-    return not is_operator or _torch.operators.shares_memory(target)
-
-
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
     if isinstance(node.target, _torch.operators.OpOverload):
-        return [*_torch.operators.written_by(node), *_updated_statistics(node)]
+        statistics = ("running_mean", "running_var") if updates_statistics(node) else ()
+        return [*_torch.operators.written_by(node), *operands(node, *statistics)]
     is_pythons = getattr(node.target, "__module__", "") == "_operator"
     return [] if is_pythons or node.op == "output" else node.all_input_nodes
-
-
-def _updated_statistics(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the running statistics that a norm writes to, which its schema does not declare."""
-    argument = _torch.operators.argument
-    if _torch.operators.operator_name(node.target).removeprefix("aten::") not in KEEP_STATISTICS:
-        return []
-    trains = argument(node, "training") or argument(node, "use_input_stats")
-    return operands(node, "running_mean", "running_var") if trains else []
 
 
 def operands(node: torch.fx.Node, *names: str) -> list[torch.fx.Node]:
@@ -108,7 +98,5 @@ def holds_memory(node: torch.fx.Node) -> bool:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the strided tensors in a fake value; only these can share memory."""
-    for each in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(each, torch.Tensor) and each.layout is torch.strided:
-            yield each
+    """Return the strided tensors in a fake value; only these can share memory."""
+    return filter(is_strided, value if isinstance(value, list | tuple) else [value])

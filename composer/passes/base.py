@@ -17,10 +17,10 @@ from composer.errors import OptionError
 from composer.passes.digests import (
     Unstable,
     digest,
-    fields_of,
     members_of_class,
     source_of_class,
     source_of_module,
+    values_of,
 )
 from composer.records import Stage
 from composer.registry import did_you_mean
@@ -103,7 +103,8 @@ class GraphPass(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
-            cls.name = snake_case(cls.__name__)
+            words = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"  # a word begins there
+            cls.name = re.sub(words, "_", cls.__name__).lower()
         if isinstance(cls.__dict__.get("stage"), str):
             cls.stage = as_stage(cls.stage)
 
@@ -150,7 +151,7 @@ class GraphPass(ABC):
 
         Cached properties are left out, since they follow from the other values.
         """
-        parameters = {field.name: getattr(self, field.name) for field in fields_of(self)}
+        parameters = values_of(self)
         for name, value in vars(self).items():
             member = getattr(type(self), name, None)
             if name != "_limit" and not isinstance(member, functools.cached_property):
@@ -186,11 +187,6 @@ class MatchLimit:
             return False
         self.taken += 1
         return True
-
-
-def snake_case(name: str) -> str:
-    """Return the name in snake case: ``"fold_batch_norm"`` for ``FoldBatchNorm``."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def as_stage(name: str, of_pass: str = "") -> Stage:

@@ -15,7 +15,7 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,11 @@ def classes_below(cls: type, root: type) -> list[type]:
 def fields_of(thing: Any) -> tuple[dataclasses.Field[Any], ...]:
     """Return the dataclass fields of a class or an instance; empty if it is not a dataclass."""
     return dataclasses.fields(thing) if is_dataclass(thing) else ()
+
+
+def values_of(thing: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass with their values; empty for any other object."""
+    return {field.name: getattr(thing, field.name) for field in fields_of(thing)}
 
 
 def _members(cls: type) -> dict[str, Any]:
@@ -207,29 +212,11 @@ _PARTS: dict[type, tuple[str, ...]] = {
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, _CONSTANTS):
-        return repr(value)
-    if isinstance(value, _TORCHS):
-        return str(value)
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name}"
-    if isinstance(value, types.ModuleType):
-        return f"module {value.__name__}{_file_of_module(value)}"
-    if isinstance(value, type):
-        return _class_text(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_text(k)}:{_text(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, set | frozenset):
-        return "{" + ",".join(sorted(map(_text, value))) + "}"
-    if isinstance(value, list | tuple):
-        return "(" + ",".join(map(_text, value)) + ")"
+    for kind, text_of_kind in _TEXTS:
+        if isinstance(value, kind):
+            return text_of_kind(value)
     if is_dataclass(value):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return _text(type(value)) + _text(fields)
-    if isinstance(value, types.BuiltinFunctionType):
-        return _builtin_text(value)
-    if isinstance(value, types.FunctionType):
-        return _function_text(value)
+        return _text(type(value)) + _text(values_of(value))
     for kind, names in _PARTS.items():
         if isinstance(value, kind):
             return _text([getattr(value, name) for name in names])
@@ -286,3 +273,18 @@ def _source_of_function(function: types.FunctionType) -> str:
     if function.__code__.co_name != "<lambda>":
         return source
     return source + _code_text(function.__code__)
+
+
+_TEXTS: tuple[tuple[Any, Callable[[Any], str]], ...] = (
+    (_CONSTANTS, repr),
+    (_TORCHS, str),
+    (enum.Enum, lambda value: f"{type(value).__qualname__}.{value.name}"),
+    (types.ModuleType, lambda module: f"module {module.__name__}{_file_of_module(module)}"),
+    (type, _class_text),
+    (Mapping, lambda table: f"{{{','.join(f'{_text(k)}:{_text(v)}' for k, v in table.items())}}}"),
+    (set | frozenset, lambda values: f"{{{','.join(sorted(map(_text, values)))}}}"),
+    (list | tuple, lambda values: f"({','.join(map(_text, values))})"),
+    (types.BuiltinFunctionType, _builtin_text),
+    (types.FunctionType, _function_text),
+)
+"""Kinds of values, and a function that returns the text of each. The first kind counts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import described
+from composer.graphs.nodes import are_static, described
 from composer.graphs.writes import is_torchs
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import SHARED_MODULES, GraphPass
@@ -81,7 +80,7 @@ class FoldConstants(GraphPass):
             return all(map(self._fits, fake))
         if not isinstance(fake, torch.Tensor) or fake.device.type == "meta":
             return False
-        return _are_static(fake.shape) and fake.nbytes <= self.max_bytes
+        return are_static(fake.shape) and fake.nbytes <= self.max_bytes
 
 
 def _evaluate(node: torch.fx.Node, values: Constants) -> None:
@@ -103,13 +102,9 @@ def _stand_in(node: torch.fx.Node, *, of_its_sizes: bool) -> torch.Tensor:
     """
     fake = node.meta["val"]
     sizes, strides = tuple(fake.shape), tuple(fake.stride())
-    if not of_its_sizes or not _are_static(sizes + strides):
+    if not of_its_sizes or not are_static(sizes + strides):
         sizes = strides = ()
     return torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
-
-
-def _are_static(sizes: Iterable[Any]) -> bool:
-    return all(type(size) is int for size in sizes)
 
 
 def _fold(gm: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -124,6 +123,6 @@ def _takes_graph(function: Callable[..., Any]) -> bool:
 
 def qualified_name(function: Callable[..., Any]) -> str:
     """Return a name such as ``"my_package.rewrites.fuse"``; for an object, that of its class."""
-    named = function.func if isinstance(function, functools.partial) else function
+    named = _torch.dynamo.without_arguments(function)
     named = named if hasattr(named, "__qualname__") else type(named)
     return f"{named.__module__}.{named.__qualname__}"

@@ -6,6 +6,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.comparison import is_inexact
 from composer.passes.aliasing import Aliasing, holds_memory
 from composer.passes.node_modes import NodeModes
 
@@ -54,4 +55,4 @@ def _may_have_one(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return holds_memory(node)
-    return value.dtype.is_floating_point or value.dtype.is_complex
+    return is_inexact(value)

@@ -23,7 +23,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import described
+from composer.graphs.nodes import described, placeholders_of, returned_by
 from composer.passes import metadata, order
 from composer.passes.purity import is_pure, keeps_to_itself
 from composer.passes.snapshot import Snapshot, lines_of
@@ -61,9 +61,11 @@ class Interface:
         """Read the interface of a graph."""
         key = metadata.key_at(stage)
         strides = stage in BEFORE_AUTOGRAD
-        inputs = {str(node.target): described(node.meta.get(key)) for node in _placeholders(gm)}
+        inputs = {
+            str(node.target): described(node.meta.get(key)) for node in placeholders_of(gm.graph)
+        }
         outputs = []
-        for value in _returned(gm):
+        for value in returned_by(gm.graph):
             fake = value.meta.get(key) if isinstance(value, torch.fx.Node) else value
             outputs.append(described(fake, strides=strides))
         return Interface(inputs, tuple(outputs))
@@ -99,7 +101,9 @@ def enforce(
 
 def _carry_inputs(before: Snapshot, gm: torch.fx.GraphModule) -> None:
     """Copy the metadata of the old placeholders to placeholders that the pass created."""
-    for old, new in zip(before.copy.find_nodes(op="placeholder"), _placeholders(gm), strict=True):
+    for old, new in zip(
+        before.copy.find_nodes(op="placeholder"), placeholders_of(gm.graph), strict=True
+    ):
         new.meta = {**old.meta, **new.meta}
         _torch.sources.carry_node_source(old, new)
 
@@ -156,7 +160,7 @@ def _is_barrier(node: torch.fx.Node) -> bool:
 
 
 def _check_inputs(gm: torch.fx.GraphModule, promised: Interface) -> None:
-    now, was = [str(node.target) for node in _placeholders(gm)], list(promised.inputs)
+    now, was = [str(node.target) for node in placeholders_of(gm.graph)], list(promised.inputs)
     if now == was:
         return
     pairs = zip(now, was, strict=False)
@@ -170,7 +174,7 @@ def _check_number_of_outputs(gm: torch.fx.GraphModule, promised: Interface) -> N
     found = gm.graph.find_nodes(op="output")
     if len(found) != 1:
         raise Broken("outputs", "output", f"the graph has {len(found)} output nodes")
-    now, was = len(_returned(gm)), len(promised.outputs)
+    now, was = len(returned_by(gm.graph)), len(promised.outputs)
     if now != was:
         raise Broken("outputs", "output", f"the graph returned {was} values and returns {now} now")
 
@@ -190,19 +194,8 @@ def _check_values(gm: torch.fx.GraphModule, stage: Stage | str, promised: Interf
         if now.inputs[name] != was:
             what = f"its fake value was {was} and is {now.inputs[name]} now"
             raise Broken("inputs", name, what)
-    for index, returned in enumerate(_returned(gm)):
+    for index, returned in enumerate(returned_by(gm.graph)):
         was, value = promised.outputs[index], now.outputs[index]
         if value != was:
             node = returned.name if isinstance(returned, torch.fx.Node) else "output"
             raise Broken("outputs", node, f"output {index} was {was} and is {value} now")
-
-
-def _placeholders(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    return list(gm.graph.find_nodes(op="placeholder"))
-
-
-def _returned(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
-    """Return the values that the graph returns; a single value becomes a tuple of one."""
-    (output,) = gm.graph.find_nodes(op="output")
-    returned = output.args[0] if output.args else ()
-    return tuple(returned) if isinstance(returned, list | tuple) else (returned,)

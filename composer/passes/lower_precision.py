@@ -109,7 +109,7 @@ def _multiplies(node: torch.fx.Node) -> bool:
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
     """Return the operands to round. A mask is left out: attention accepts it in float32."""
-    operands = [source for source in node.all_input_nodes if holds_memory(source)]
+    operands = list(filter(holds_memory, node.all_input_nodes))
     if _torch.operators.operator_name(node.target) == "aten::scaled_dot_product_attention":
         mask = _torch.operators.argument(node, "attn_mask")
         operands = [operand for operand in operands if operand is not mask]

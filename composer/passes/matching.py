@@ -19,25 +19,11 @@ from torch.fx.passes.utils.matcher_utils import InternalMatch as InternalMatch
 from torch.fx.passes.utils.matcher_utils import SubgraphMatcher
 
 from composer.passes.purity import is_pure, keeps_to_itself
-from composer.passes.unmatched import Unmatched, compare
+from composer.passes.unmatched import NearMiss, compare
 
 Filter = Callable[[InternalMatch, torch.fx.Graph, torch.fx.Graph], bool]
 """A function of the match, the graph and the pattern's graph. It has the signature of the filters
 of torch's ``replace_pattern_with_filters``."""
-
-
-@dataclass(frozen=True, slots=True)
-class NearMiss:
-    """A place where the last operation of a pattern was found, but not all of it.
-
-    ``anchor`` is the node of the graph that matches that last operation. ``pattern_node`` is the
-    first node of the pattern that did not match, and ``graph_node`` is the graph's node there.
-    """
-
-    anchor: str
-    pattern_node: str
-    graph_node: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +135,16 @@ def _disturbing(
 
 def _explain(anchor: torch.fx.Node, node: torch.fx.Node, query: Query) -> NearMiss:
     result = compare(anchor, node, ignore_literals=query.ignore_literals)
-    if not isinstance(result, Unmatched):
-        why = "its other outputs are not found with it, or need each other"
-        result = _outside_reader(result, query) or Unmatched(anchor.name, node.name, why)
-    return NearMiss(node.name, result.pattern_node, result.graph_node, result.why)
+    if isinstance(result, NearMiss):
+        return result
+    why = "its other outputs are not found with it, or need each other"
+    outside = _outside_reader(node, result, query)
+    return outside or NearMiss(node.name, anchor.name, node.name, why)
 
 
-def _outside_reader(images: dict[torch.fx.Node, Any], query: Query) -> Unmatched | None:
+def _outside_reader(
+    place: torch.fx.Node, images: dict[torch.fx.Node, Any], query: Query
+) -> NearMiss | None:
     """Return an inner node of the match that has a user outside, so that it cannot be erased."""
     operations = {wanted: node for wanted, node in images.items() if wanted.op != "placeholder"}
     matched = set(operations.values())
@@ -163,7 +152,7 @@ def _outside_reader(images: dict[torch.fx.Node, Any], query: Query) -> Unmatched
         outside = [user.name for user in node.users if user not in matched]
         if outside and wanted not in query.returned:
             why = f"it is read by {', '.join(outside)} as well, outside of the pattern"
-            return Unmatched(wanted.name, node.name, why)
+            return NearMiss(place.name, wanted.name, node.name, why)
     return None
 
 

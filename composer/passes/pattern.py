@@ -12,12 +12,12 @@ import torch.fx
 
 from composer import _torch
 from composer.errors import OptionError, text_of
-from composer.graphs.nodes import described
+from composer.graphs.nodes import described, placeholders_of, returned_by
 from composer.passes import matching, metadata, order
 from composer.passes.base import GraphPass, as_stage
 from composer.passes.function import qualified_name
-from composer.passes.matching import Filter, InternalMatch, NearMiss, Query
-from composer.passes.unmatched import called
+from composer.passes.matching import Filter, InternalMatch, Query
+from composer.passes.unmatched import NearMiss, called
 from composer.records import Stage
 
 _OWN = ("pattern", "replacement", "filters", "example_inputs", "ignore_literals")
@@ -135,12 +135,12 @@ class PatternPass(GraphPass):
         unused = [node.name for node in pattern.nodes if node.op != "output" and not node.users]
         if unused:
             raise OptionError(f"{self.name}: the pattern does not need its {', '.join(unused)}")
-        for what, values in (("parameters", _parameters), ("returned values", _returned)):
+        for what, values in (("parameters", placeholders_of), ("returned values", returned_by)):
             ours, theirs = len(values(pattern)), len(values(replacement))
             if ours != theirs:
                 counts = f"{ours} {what}, its replacement {theirs}"
                 raise OptionError(f"{self.name}: the pattern has {counts}")
-        if not set(_returned(pattern)).isdisjoint(_parameters(pattern)):
+        if not set(returned_by(pattern)).isdisjoint(placeholders_of(pattern)):
             raise OptionError(f"{self.name}: the pattern returns its own parameter")
         foreign = next(filter(_is_plain_torch, pattern.nodes), None)
         if foreign is not None and self.stage != Stage.TORCH:
@@ -161,7 +161,7 @@ class PatternPass(GraphPass):
             raise OptionError(f"{self.name}: {what}") from error
         if graph.find_nodes(op="get_attr"):
             raise OptionError(f"{self.name}: its {which} holds a tensor; make it a parameter")
-        if not all(isinstance(value, torch.fx.Node) for value in _returned(graph)):
+        if not all(isinstance(value, torch.fx.Node) for value in returned_by(graph)):
             raise OptionError(f"{self.name}: its {which} returns what is no result of it")
         return graph
 
@@ -198,12 +198,12 @@ class _Rewriting:
         return node
 
     def _emit(self, inputs: Sequence[Any], meta: dict[str, Any]) -> list[torch.fx.Node]:
-        twins = dict(zip(_parameters(self._replacement), inputs, strict=True))
+        twins = dict(zip(placeholders_of(self._replacement), inputs, strict=True))
         for node in self._replacement.nodes:
             if node.op not in ("placeholder", "output"):
                 twins[node] = self._graph.node_copy(node, twins.__getitem__)
                 twins[node].meta = dict(meta)
-        return [twins[node] for node in _returned(self._replacement)]
+        return [twins[node] for node in returned_by(self._replacement)]
 
 
 def _is_plain_torch(node: torch.fx.Node) -> bool:
@@ -212,12 +212,3 @@ def _is_plain_torch(node: torch.fx.Node) -> bool:
     is_operator = is_overload or _torch.operators.takes_functions(node.target)
     is_call = node.op.startswith("call_") and node.target is not operator.getitem
     return is_call and not is_operator
-
-
-def _parameters(graph: torch.fx.Graph) -> list[torch.fx.Node]:
-    return list(graph.find_nodes(op="placeholder"))
-
-
-def _returned(graph: torch.fx.Graph) -> list[Any]:
-    value = graph.output_node().args[0]
-    return list(value) if isinstance(value, list | tuple) else [value]

@@ -8,15 +8,8 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import attribute_at
-from composer.graphs.writes import KEEP_STATISTICS, is_told_to_write, is_torchs
-
-_IN_PLACE = frozenset(
-    getattr(operator, name)
-    for name in dir(operator)
-    if name in ("setitem", "delitem") or (name[0] == "i" and name[1:] in dir(operator))
-)
-"""``operator.iadd`` and all others in place, ``operator.setitem``, ``operator.delitem``."""
+from composer.graphs.nodes import graphs_in, nested_graphs
+from composer.graphs.writes import KEEP_STATISTICS, assigns, is_torchs, name_of
 
 _RANDOM = frozenset(
     {"rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal"}
@@ -42,43 +35,22 @@ def is_pure(node: torch.fx.Node) -> bool:
     """
     if node.op == "get_attr":
         return True
-    if node.op == "call_method":
-        return not _has_undeclared_effect(node)
-    return node.op == "call_function" and _is_pure_function(node)
+    if assigns(node) or name_of(node) in _UNDECLARED_EFFECTS:
+        return False
+    return node.op == "call_method" or (node.op == "call_function" and _is_pure_function(node))
 
 
 def _is_pure_function(node: torch.fx.Node) -> bool:
-    if _has_undeclared_effect(node) or node.target in _IN_PLACE or "out" in node.kwargs:
-        return False
-    if isinstance(node.target, _torch.operators.OpOverload):
-        return not node.is_impure()
     if _torch.operators.takes_functions(node.target):
-        return _is_pure_over_graphs(node)
-    if not is_torchs(node) or _torch.modes.sets_modes(node.target):
-        return False
-    return not (is_told_to_write(node) or node.is_impure())
+        graphs = graphs_in(node)
+        return bool(graphs) and all(map(_has_only_pure_nodes, graphs))
+    is_overload = isinstance(node.target, _torch.operators.OpOverload)
+    is_known = is_overload or (is_torchs(node) and not _torch.modes.sets_modes(node.target))
+    return is_known and not node.is_impure()
 
 
-def _has_undeclared_effect(node: torch.fx.Node) -> bool:
-    name = _name(node)
-    is_in_place = name.endswith("_") and not name.startswith("__")
-    return is_in_place or name in _UNDECLARED_EFFECTS
-
-
-def _is_pure_over_graphs(node: torch.fx.Node) -> bool:
-    gm = node.graph.owning_module
-    paths = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
-    held = [attribute_at(gm, path) for path in paths]
-    modules = [value for value in held if isinstance(value, torch.nn.Module)]
-    return bool(modules) and all(map(_is_pure_module, modules))
-
-
-def _is_pure_module(module: torch.nn.Module) -> bool:
-    """True if a module is a graph of pure operations."""
-    if not isinstance(module, torch.fx.GraphModule):
-        return False
-    ends = ("placeholder", "output")
-    return all(node.op in ends or is_pure(node) for node in module.graph.nodes)
+def _has_only_pure_nodes(gm: torch.fx.GraphModule) -> bool:
+    return all(node.op in ("placeholder", "output") or is_pure(node) for node in gm.graph.nodes)
 
 
 def keeps_to_itself(node: torch.fx.Node) -> bool:
@@ -86,10 +58,8 @@ def keeps_to_itself(node: torch.fx.Node) -> bool:
 
     No other operation in the graph reads what such a side effect changes.
     """
-    name = _name(node)
-    if name.endswith("_") or is_told_to_write(node) or "out" in node.kwargs:
-        return False
-    return name in _UNDECLARED_EFFECTS or _torch.operators.draws(node.target)
+    has_effect = name_of(node) in _UNDECLARED_EFFECTS or _torch.operators.draws(node.target)
+    return has_effect and not assigns(node)
 
 
 def is_function(node: torch.fx.Node) -> bool:
@@ -100,7 +70,7 @@ def is_function(node: torch.fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return True
-    if not isinstance(target, _torch.operators.OpOverload) or "empty" in _name(node):
+    if not isinstance(target, _torch.operators.OpOverload) or "empty" in name_of(node):
         return False
     varies = torch.Tag.nondeterministic_bitwise in target.tags
     return is_pure(node) and not (varies or _torch.operators.draws(target))
@@ -117,15 +87,8 @@ def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:
         if is_pure(node) and not node.users:
             gm.graph.erase_node(node)
     erased = len(gm.graph.nodes) < count
-    for child in gm.children():
-        if isinstance(child, torch.fx.GraphModule) and eliminate_dead_code(child):
+    for child in nested_graphs(gm).values():
+        if eliminate_dead_code(child):
             child.recompile()
             erased = True
     return erased
-
-
-def _name(node: torch.fx.Node) -> str:
-    """Return the name of the target, such as ``"dropout"`` for ``aten.dropout.default``."""
-    if isinstance(node.target, str):
-        return node.target
-    return str(getattr(node.target, "__name__", "")).partition(".")[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import operator
 import pkgutil
@@ -28,7 +27,7 @@ from composer.passes.digests import Unstable, digest, file_of
 from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
 from composer.records import BEFORE_AUTOGRAD, Stage
-from composer.registry import OpenRegistry, did_you_mean
+from composer.registry import OpenRegistry, unknown_among
 from composer.system import control_flow
 
 PassClass = TypeVar("PassClass", bound=type[GraphPass])
@@ -99,7 +98,7 @@ def _without_uuid(each: GraphPass) -> str:
     which engines failed on a graph, and after a fix of the pass that memory must not apply.
     """
     code = each.function if isinstance(each, FunctionPass) else type(each)
-    function = code.func if isinstance(code, functools.partial) else code
+    function = _torch.dynamo.without_arguments(code)
     parts = each.name, str(each.stage), each.runs_last, file_of(function)
     try:
         return digest(*parts, code)
@@ -255,14 +254,10 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
     if undeclared and "__init__" not in vars(cls):
         what = f"annotates {', '.join(undeclared)}; decorate it with @dataclass"
         raise OptionError(f"pass {cls.name!r} {what}")
-    slips = [
-        f"unknown parameter {name!r}{did_you_mean(str(name), known)}"
-        for name in fields
-        if name not in known
-    ]
+    slips = unknown_among(fields, known, "unknown parameter")
     if slips:
         accepted = ", ".join(known) or "none"
-        raise OptionError(f"pass {cls.name!r}: {'; '.join(slips)} (accepted: {accepted})")
+        raise OptionError(f"pass {cls.name!r}: {slips} (accepted: {accepted})")
     with _mistakes_in(cls.name):
         return cls(**_as_annotated(cls, fields))
 

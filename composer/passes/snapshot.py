@@ -8,6 +8,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import nested_graphs
 
 _STATE = ("_parameters", "_buffers", "_modules")
 
@@ -36,10 +37,7 @@ class Snapshot:
         """Copy the graph and its nested graphs. Tensors and other submodules are shared."""
         copy = torch.fx.Graph()
         transplant(gm.graph, copy)
-        nested = {}
-        for name, child in gm.named_children():
-            if isinstance(child, torch.fx.GraphModule):
-                nested[name] = Snapshot.of(child)
+        nested = {name: Snapshot.of(child) for name, child in nested_graphs(gm).items()}
         return Snapshot(lines_of(gm.graph), copy, _state_of(gm), nested)
 
     def differs(self, gm: torch.fx.GraphModule) -> bool:
@@ -53,8 +51,8 @@ class Snapshot:
     def changed_graphs(self) -> dict[str, torch.fx.GraphModule]:
         """Return the nested graphs that changed, by name."""
         modules = self.state["_modules"]
-        changed = [name for name, nested in self.nested.items() if nested.differs(modules[name])]
-        return {name: modules[name] for name in changed}
+        nested = self.nested.items()
+        return {name: modules[name] for name, each in nested if each.differs(modules[name])}
 
     def values(self, key: str) -> dict[torch.fx.Node, Any]:
         """Return the old fake value of every node that had one."""

@@ -11,9 +11,14 @@ from composer import _torch
 
 
 @dataclass(frozen=True, slots=True)
-class Unmatched:
-    """The first node of the pattern that does not match, the graph's node there, and why."""
+class NearMiss:
+    """A place where the last operation of a pattern was found, but not all of it.
 
+    ``anchor`` is the node of the graph that matches that last operation. ``pattern_node`` is the
+    first node of the pattern that did not match, and ``graph_node`` is the graph's node there.
+    """
+
+    anchor: str
     pattern_node: str
     graph_node: str
     why: str
@@ -21,58 +26,61 @@ class Unmatched:
 
 def compare(
     wanted: torch.fx.Node, found: torch.fx.Node, *, ignore_literals: bool
-) -> dict[torch.fx.Node, Any] | Unmatched:
+) -> dict[torch.fx.Node, Any] | NearMiss:
     """Compare a node of the pattern and one of a graph, and then their inputs, as torch does.
 
     Returns:
         The graph's value for each node of the pattern, or the first node that does not match.
     """
-    comparison = _Comparison(ignore_literals)
+    comparison = _Comparison(found.name, ignore_literals=ignore_literals)
     return comparison.of_nodes(wanted, found) or comparison.images
 
 
 class _Comparison:
-    def __init__(self, ignore_literals: bool) -> None:
+    def __init__(self, place: str, *, ignore_literals: bool) -> None:
+        self._place = place
         self.images: dict[torch.fx.Node, Any] = {}
         self._ignore_literals = ignore_literals
 
-    def of_nodes(self, wanted: torch.fx.Node, found: torch.fx.Node) -> Unmatched | None:
+    def of_nodes(self, wanted: torch.fx.Node, found: torch.fx.Node) -> NearMiss | None:
         if wanted in self.images:
             return self._again(wanted, found)
         for other, image in self.images.items():
             if image is found:
-                return Unmatched(wanted.name, found.name, f"it stands for {other.name} already")
+                return NearMiss(
+                    self._place, wanted.name, found.name, f"it stands for {other.name} already"
+                )
         if wanted.op == "placeholder":
             self.images[wanted] = found
             return None
         if (wanted.op, wanted.target) != (found.op, found.target):
             why = f"it is {called(found)}, not {called(wanted)}"
-            return Unmatched(wanted.name, found.name, why)
+            return NearMiss(self._place, wanted.name, found.name, why)
         self.images[wanted] = found
         return self._of_arguments(wanted, found)
 
-    def _again(self, wanted: torch.fx.Node, found: Any) -> Unmatched | None:
+    def _again(self, wanted: torch.fx.Node, found: Any) -> NearMiss | None:
         """Compare with the image that the pattern's node has already."""
         image = self.images[wanted]
         is_equal = not isinstance(found, torch.fx.Node) and image == found
         if image is found or is_equal:
             return None
-        return Unmatched(wanted.name, str(found), f"{wanted.name} is {image} already")
+        return NearMiss(self._place, wanted.name, str(found), f"{wanted.name} is {image} already")
 
-    def _of_arguments(self, wanted: torch.fx.Node, found: torch.fx.Node) -> Unmatched | None:
+    def _of_arguments(self, wanted: torch.fx.Node, found: torch.fx.Node) -> NearMiss | None:
         ours, theirs = _named(wanted), _named(found)
         if list(ours) != list(theirs):
             why = f"it is given {', '.join(theirs)}; the pattern gives {', '.join(ours)}"
-            return Unmatched(wanted.name, found.name, why)
+            return NearMiss(self._place, wanted.name, found.name, why)
         for name, argument in ours.items():
             unmatched = self._of_values(argument, theirs[name])
             if isinstance(unmatched, str):
-                return Unmatched(wanted.name, found.name, f"its {name} {unmatched}")
+                return NearMiss(self._place, wanted.name, found.name, f"its {name} {unmatched}")
             if unmatched is not None:
                 return unmatched
         return None
 
-    def _of_values(self, wanted: Any, found: Any) -> Unmatched | str | None:
+    def _of_values(self, wanted: Any, found: Any) -> NearMiss | str | None:
         """Return how two arguments differ: a text if they are not nodes, ``None`` if they match."""
         if isinstance(wanted, torch.fx.Node):
             return self._of_node_and_value(wanted, found)
@@ -81,7 +89,7 @@ class _Comparison:
         is_same = type(wanted) is type(found) and wanted == found
         return None if is_same or self._ignore_literals else f"is {found!r}, not {wanted!r}"
 
-    def _of_node_and_value(self, wanted: torch.fx.Node, found: Any) -> Unmatched | str | None:
+    def _of_node_and_value(self, wanted: torch.fx.Node, found: Any) -> NearMiss | str | None:
         if isinstance(found, torch.fx.Node):
             return self.of_nodes(wanted, found)
         if wanted.op != "placeholder":
@@ -91,7 +99,7 @@ class _Comparison:
         self.images[wanted] = found
         return None
 
-    def _of_lists(self, wanted: Any, found: Any) -> Unmatched | str | None:
+    def _of_lists(self, wanted: Any, found: Any) -> NearMiss | str | None:
         difference = f"is {found!r}, not {wanted!r}"
         if len(wanted) != len(found):
             return difference

@@ -35,7 +35,7 @@ from composer.policy.tables import (
     Share,
     Verify,
 )
-from composer.policy.wording import Hinting, in_words
+from composer.policy.wording import Hinting, mistakes_in
 from composer.records import EAGER
 from composer.registry import nearest
 
@@ -197,10 +197,8 @@ class Policy(Hinting):
         answers = (self.strict, self.on_exhausted, self.on_pass_error, self.on_runtime_error.action)
         select = self.select.model_copy(update=_NOT_IN_KEY)
         parts = (
-            *(chain, limits, answers, self.min_coverage, self.freeze),
-            "" if select.by == "first" else select,
-            "" if self.verify.when == "off" else self.verify,
-            "" if self.precision.mode == "fp32" else self.precision,
+            *(chain, limits, answers, self.min_coverage, self.freeze, select.if_not_usual),
+            *(self.verify.if_not_usual, self.precision.if_not_usual),
         )
         return " ".join(map(str, parts))
 
@@ -211,13 +209,8 @@ class Policy(Hinting):
         """
         select = self.select.model_copy(update=_NOT_IN_KEY)
         verify = self.verify.model_copy(update={"every": Verify().every})
-        parts = (
-            candidate.when,
-            "" if select.by == "first" else select,
-            "" if verify.when == "off" else verify,
-            "" if self.precision.mode == "fp32" else self.precision,
-        )
-        return " ".join(map(str, parts))
+        tables = (select, verify, self.precision)
+        return " ".join((str(candidate.when), *(each.if_not_usual for each in tables)))
 
     @classmethod
     def hint_for(cls, key: str) -> str:
@@ -332,5 +325,4 @@ def read_policy(fields: Mapping[str, Any] | Policy | None) -> Policy:
     try:
         return Policy.model_validate(copied(fields_of(fields)))
     except ValidationError as error:
-        mistakes = (in_words(each, Policy) for each in error.errors())
-        raise OptionError("; ".join(mistakes)) from None
+        raise OptionError("; ".join(mistakes_in(error, Policy))) from None

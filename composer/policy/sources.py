@@ -55,7 +55,7 @@ def _read_file(path: Path) -> PolicyBook:
 @functools.lru_cache(maxsize=32)
 def _parsed(path: Path, modified: int, size: int) -> PolicyBook:
     """Read a file; its time of change and size are arguments so that they are part of the key."""
-    return _validated(table_in(path, _load(path)), f"{path}: ")
+    return _validated(table_in(path, load(path)), f"{path}: ")
 
 
 def table_in(path: Path, content: dict[str, Any]) -> dict[str, Any]:
@@ -80,11 +80,16 @@ def _table_of_project(table: Mapping[str, Any]) -> Any:
     return tools.get("composer") if isinstance(tools, dict) else None
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path, what: str = "policy file") -> dict[str, Any]:
+    """Return the content of a TOML file.
+
+    Raises:
+        OptionError: ``what`` the file is, and why it cannot be read.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OptionError(f"policy file {str(path)!r} cannot be read: {error}") from error
+        raise OptionError(f"{what} {str(path)!r} cannot be read: {error}") from error
 
 
 def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
@@ -110,7 +115,7 @@ def file_in_working_directory() -> Path | None:
     if own.is_file():
         return own.absolute()
     project = Path(PROJECT_FILE)
-    if not project.is_file() or _table_of_project(_load(project.absolute())) is None:
+    if not project.is_file() or _table_of_project(load(project.absolute())) is None:
         return None
     return project.absolute()
 

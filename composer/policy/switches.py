@@ -10,6 +10,7 @@ from composer import _torch
 from composer.errors import OptionError
 from composer.policy.model import Layer, Policy, read_policy
 from composer.policy.tables import Cache, Select
+from composer.registry import names_in
 
 CHOOSING = ("COMPOSER_CHAIN", "COMPOSER_SELECT", "COMPOSER_DISABLE")
 """The switches that override the engines of all policies."""
@@ -80,7 +81,7 @@ def _names_in_chain_variable() -> list[str]:
     chain = os.environ.get("COMPOSER_CHAIN", "")
     if not {*chain}.isdisjoint("[]{}\"'"):
         raise OptionError(f"COMPOSER_CHAIN is names with commas between, as in a,b, not {chain!r}")
-    return [name.strip() for name in chain.split(",") if name.strip()]
+    return names_in(chain)
 
 
 def switch_on_call() -> str:

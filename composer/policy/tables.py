@@ -164,6 +164,11 @@ class Worded(BaseModel):
             return self.word
         return {self.first_key(): self.word} | self.model_dump(exclude_defaults=True)
 
+    @property
+    def if_not_usual(self) -> str:
+        """The text of the table; empty if its word is the default."""
+        return "" if self.word == type(self)().word else str(self)
+
     def __str__(self) -> str:
         return str(self.spelled)
 
@@ -192,8 +197,8 @@ class Select(Worded):
     default this is 15 % of the time that building the candidates took, between 1 s and 5 s."""
 
     background: bool = False
-    """Under ``fastest``, True lets the first accepted candidate serve at once. The others are built
-    and measured between the calls. It has no effect under ``strict``."""
+    """True lets eager answer from the first call on, while a child process builds and measures the
+    candidates. The choice takes over between two calls. It has no effect under ``strict``."""
 
     objective: Literal["latency", "amortised"] = "latency"
     """``latency`` compares the times of a call. ``amortised`` adds the build time of the candidate,

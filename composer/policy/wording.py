@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from composer.registry import did_you_mean
 
@@ -20,6 +20,11 @@ class Hinting(BaseModel):
     def hint_for(cls, key: str) -> str:
         """Return a hint what to write instead of an unknown key; empty if there is none."""
         raise NotImplementedError
+
+
+def mistakes_in(error: ValidationError, root: type[BaseModel]) -> list[str]:
+    """Return each mistake that pydantic found in the input of a class, as a sentence."""
+    return [in_words(each, root) for each in error.errors()]
 
 
 def in_words(error: Any, root: type[BaseModel]) -> str:
@@ -40,7 +45,7 @@ def in_words(error: Any, root: type[BaseModel]) -> str:
     if error["type"] == "missing":
         return f"option {where!r} is missing"
     message = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
-    return f"option {where!r} is {error['input']!r}: {message}"
+    return f"option {where!r} is {error['input']!r}: {message}" if where else message
 
 
 def path_of(location: Sequence[str | int]) -> str:

@@ -10,7 +10,6 @@ and it handles forks.
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 from pathlib import Path
@@ -80,12 +79,9 @@ def _rotate(path: Path, added: int, limit: int) -> None:
 
 def _write(path: Path, line: bytes) -> None:
     with path.open("ab+", buffering=0) as file:
-        if file.seek(0, os.SEEK_END) and not _ends_a_line(file):
-            line = b"\n" + line
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a process ended while it wrote
+                line = b"\n" + line
         while line:  # a write may be short, when a signal comes or the disk fills up
             line = line[file.write(line) :]
-
-
-def _ends_a_line(file: io.FileIO) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"

@@ -118,7 +118,7 @@ class OpenTelemetrySink(Sink):
     def _recompile(self, record: Mapping[str, Any], news: News) -> None:
         """Make the span of candidates that were just tried because an engine failed at run time."""
         attempts, end = record["attempts"][news.known :], time.time_ns()
-        start = end - sum(_nanoseconds(attempt["seconds"]) for attempt in attempts)
+        start = end - _length(attempts)
         span = self._tracer.start_span(
             "composer.recompile", attributes=_present(record, _OF_GRAPH), start_time=start
         )
@@ -141,7 +141,7 @@ class OpenTelemetrySink(Sink):
         from opentelemetry import trace
 
         context = trace.set_span_in_context(parent)
-        start = end - sum(_nanoseconds(attempt["seconds"]) for attempt in attempts)
+        start = end - _length(attempts)
         first = start = max(start, no_sooner)
         for attempt in attempts:
             finish = min(start + _nanoseconds(attempt["seconds"]), end)
@@ -202,7 +202,7 @@ def _add_passes(span: Span, passes: Sequence[Mapping[str, Any]], first: int, end
     the start of the first candidate; times are in Unix nanoseconds.
     """
     early = [each for each in passes if each["stage"] in BEFORE_AUTOGRAD]
-    at = first - sum(_nanoseconds(each["seconds"]) for each in early)
+    at = first - _length(early)
     for each in passes:
         at = at + _nanoseconds(each["seconds"]) if each in early else end
         attributes = _present(each, _OF_PASS, prefix="composer.pass.")
@@ -233,6 +233,11 @@ def _present(
 ) -> dict[str, Any]:
     """Return attributes for the fields that are not null."""
     return {f"{prefix}{field}": record[field] for field in fields if record[field] is not None}
+
+
+def _length(entries: Iterable[Mapping[str, Any]]) -> int:
+    """Return the nanoseconds that attempts or passes took in all."""
+    return sum(_nanoseconds(each["seconds"]) for each in entries)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -155,15 +155,12 @@ def _title(graph: CompileReport) -> str:
     name = printable(f"graph {graph.label}  {graph.model}")
     late = ""
     if graph.late:
-        late = f"\n  compiled late, {graph.late}{printable(_because(graph.recompiled))}"
+        reason = f"; Dynamo's reason: {graph.recompiled}" if graph.recompiled else ""
+        late = f"\n  compiled late, {graph.late}{printable(reason)}"
     unlocked = ""
     if graph.lock and graph.lock.unlocked:
         unlocked = f"\n  {printable(graph.lock.unlocked)}"
     return f"{name}  ({', '.join(traits)})\n  {result}{late}{unlocked}"
-
-
-def _because(reason: str) -> str:
-    return f"; Dynamo's reason: {reason}" if reason else ""
 
 
 def _calls(counters: Counters) -> str:
@@ -177,8 +174,11 @@ def _calls(counters: Counters) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a text such as ``"1 graph"`` or ``"2 graphs"``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """Return a text such as ``"1 graph"``, ``"1,200 graphs"`` or ``"2 processes"``."""
+    if number == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def cell(value: float | None, form: str) -> str:

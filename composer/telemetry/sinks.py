@@ -9,7 +9,7 @@ from typing import Any
 
 from composer.errors import OptionError, TelemetryWarning, class_and_text
 from composer.records import CompileReport
-from composer.registry import Registry, did_you_mean
+from composer.registry import Registry, names_in, unknown_among
 from composer.system import control_flow, forks
 from composer.system.warned import warn_once
 
@@ -122,13 +122,9 @@ class Sinks:
 
 def _named(text: str) -> frozenset[str]:
     """Return the names in ``COMPOSER_SINKS``; raise ``OptionError`` if one is unknown."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = names_in(text)
     known = SINKS.names()
-    mistakes = [
-        f"unknown sink {name!r} (known: {', '.join(known)}){did_you_mean(name, known)}"
-        for name in names
-        if name not in known
-    ]
+    mistakes = unknown_among(names, known, "unknown sink")
     if mistakes:
-        raise OptionError(f"COMPOSER_SINKS: {'; '.join(mistakes)}")
+        raise OptionError(f"COMPOSER_SINKS: {mistakes} (known: {', '.join(known)})")
     return frozenset(names)

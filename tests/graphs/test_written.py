@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from composer.graphs.written import Unsayable, apart, exact_text, lines, together
+from composer.graphs.written import Unsayable, as_bytes, exact_text, lines, of_bytes
 
 
 def calling(function: Any, *args: Any) -> torch.fx.GraphModule:
@@ -102,8 +101,7 @@ def test_parts_become_the_graph_again() -> None:
     part = graph.call_function(of_the_user, (table, [x, (x, slice(0, 2))], {"of": x}))
     graph.output((graph.call_method("mul", (part,), {"other": x}),))
     gm = torch.fx.GraphModule(holder, graph).eval()
-    sent = pickle.loads(pickle.dumps(apart(gm)))
-    back = together(*sent)
+    back = of_bytes(as_bytes(gm))
     assert [node.name for node in back.graph.nodes] == [node.name for node in graph.nodes]
     assert list(lines(back)) == list(lines(gm))
     assert not back.training

@@ -129,7 +129,7 @@ FREED = {
 def test_library_hangs_where_it_is_freed_in_a_forked_child(
     package: str, run_python: Callable[..., Any]
 ) -> None:
-    """Were this to fail, ``composer/backends/forks.py`` could go.
+    """Were this to fail, ``never_freed_in_forks`` could go.
 
     It hangs where the library's threads wait for work: a child that was forked before they do
     may end, so that several are forked.

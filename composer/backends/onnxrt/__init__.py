@@ -30,6 +30,7 @@ from composer.backends.onnx_engine import (
     dtypes_of,
     dynamo_backend,
     install,
+    read_options,
     refuse,
 )
 from composer.backends.onnxrt.kernels import lacking, narrow_here, why_not_here
@@ -37,7 +38,7 @@ from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.loading import load
 from composer.backends.onnxrt.native import why_not_native
 from composer.backends.onnxrt.operators import entries
-from composer.backends.onnxrt.settings import Settings, read_settings
+from composer.backends.onnxrt.settings import Settings
 from composer.backends.onnxrt.tails import keep_tails
 from composer.backends.onnxrt.widening import widen
 
@@ -58,7 +59,7 @@ class OnnxRuntimeEngine(OnnxEngine[Settings]):
 
     def settings(self, options: Mapping[str, Any]) -> Settings:
         """Check names and values of the options, also those of providers and session entries."""
-        return read_settings(options)
+        return read_options(Settings, options, "onnxrt")
 
     def require(self, devices: Sequence[torch.device]) -> None:
         """Refuse without the packages, the device, or a build of ONNX Runtime for the device."""

@@ -51,8 +51,10 @@ def optimizers_to_disable(model: onnx.ModelProto) -> Iterator[str]:
 
 def _pads_averages(model: onnx.ModelProto, values: Values) -> bool:
     """True if an average pool reads the result of a ``Pad``."""
-    pools = [node for node in model.graph.node if node.op_type == "AveragePool"]
-    return any(values.producer(pool.input[0], "Pad") for pool in pools)
+    return any(
+        node.op_type == "AveragePool" and values.producer(node.input[0], "Pad")
+        for node in model.graph.node
+    )
 
 
 def _scales_twice(model: onnx.ModelProto, values: Values) -> bool:

@@ -56,5 +56,7 @@ def _transposed_weight(product: onnx.NodeProto, values: Values) -> str | None:
 
 def _has_bias(product: onnx.NodeProto, values: Values) -> bool:
     """True if an initializer is added to the product."""
-    added = [user for user in values.users[product.output[0]] if user.op_type == "Add"]
-    return any(not values.initializers.isdisjoint(user.input) for user in added)
+    return any(
+        user.op_type == "Add" and not values.initializers.isdisjoint(user.input)
+        for user in values.users[product.output[0]]
+    )

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from composer.backends.arrays import array_over
-from composer.backends.forks import never_freed_in_forks
 from composer.backends.onnx_engine import ModelRefused
 from composer.backends.onnxrt.library import errors, onnxruntime
 from composer.backends.onnxrt.native import native_value, why_not_native
@@ -27,6 +26,7 @@ from composer.backends.tf32 import allows_both
 from composer.errors import refuse
 from composer.lowering.export.onnx import OnnxGraph
 from composer.records import Reason, Status
+from composer.system.forks import never_freed_in_forks
 
 if TYPE_CHECKING:
     import onnx

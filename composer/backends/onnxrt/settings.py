@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,8 +15,7 @@ from pydantic import (
 )
 
 from composer.backends.onnxrt.library import onnxruntime
-from composer.backends.options import read_options
-from composer.registry import did_you_mean, nearest
+from composer.registry import nearest, unknown_among
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -75,9 +73,9 @@ class Settings(BaseModel):
             known = onnxruntime().get_all_providers()  # also those that it was built without
         except ImportError:  # the probe reports it; names cannot be checked
             return named
-        unknown = [f"{name!r}{did_you_mean(name, known)}" for name in named if name not in known]
+        unknown = unknown_among(named, known, "unknown provider")
         if unknown:
-            raise ValueError(f"unknown provider {', '.join(unknown)}")
+            raise ValueError(unknown)
         return named
 
     @field_validator("session_config")
@@ -102,12 +100,3 @@ class Settings(BaseModel):
         if CPU in given:
             raise ValueError(f"provider_options: {CPU} takes none")
         return self
-
-
-def read_settings(options: Mapping[str, Any]) -> Settings:
-    """The candidate's options as settings.
-
-    Raises:
-        OptionError: an option is unknown or malformed. The message names all of them.
-    """
-    return read_options(Settings, options, "onnxrt")

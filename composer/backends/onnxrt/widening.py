@@ -7,7 +7,6 @@ eager, except for the order in which sums are added up.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -83,8 +82,7 @@ def _dtype_of_numbers(node: torch.fx.Node, narrow: Set[torch.dtype]) -> torch.dt
 
 def _widen_results(node: torch.fx.Node, narrow: Set[torch.dtype]) -> None:
     """Make the results of a call float32, and cast them back for their users."""
-    parts = [user for user in node.users if user.target is operator.getitem]
-    for result in parts or [node]:
+    for result in _torch.operators.results_of(node):
         if getattr(result.meta["val"], "dtype", None) in narrow:
             _round(result)
 

@@ -26,13 +26,14 @@ from composer.backends.onnx_engine import (
     Region,
     dynamo_backend,
     install,
+    read_options,
 )
 from composer.backends.openvino import library
 from composer.backends.openvino.compiled import load
 from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import read_region
 from composer.backends.openvino.operators import entries
-from composer.backends.openvino.settings import Settings, read_settings
+from composer.backends.openvino.settings import Settings
 
 
 class OpenVinoEngine(OnnxEngine[Settings]):
@@ -52,7 +53,7 @@ class OpenVinoEngine(OnnxEngine[Settings]):
 
     def settings(self, options: Mapping[str, Any]) -> Settings:
         """Check names and values of options, including OpenVINO's own properties."""
-        return read_settings(options)
+        return read_options(Settings, options, "openvino")
 
     def facts(self, build: OnnxBuild[Settings]) -> BuildFacts:
         """Return version, device, and if NaN is kept; refuse if the device is not here."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
 import torch.fx
 
 from composer.backends.onnx_engine import (
+    are_static,
     argument,
     dtype_names,
     may_be_empty,
@@ -150,10 +151,13 @@ def _is_zero(node: torch.fx.Node) -> bool:
     return operator_name(node.target) == "aten::zeros_like" or bool(number == 0)
 
 
+def _pads_and_rounds_up(node: torch.fx.Node) -> bool:
+    return bool(argument(node, "ceil_mode")) and any(argument(node, "padding"))
+
+
 def _counts_padding(node: torch.fx.Node) -> bool:
     """True for an average with padding that is counted, and with output sizes rounded up."""
-    is_counted = argument(node, "ceil_mode") and argument(node, "count_include_pad")
-    return bool(is_counted) and any(argument(node, "padding"))
+    return _pads_and_rounds_up(node) and bool(argument(node, "count_include_pad"))
 
 
 def _has_large_windows(node: torch.fx.Node) -> bool:
@@ -163,7 +167,7 @@ def _has_large_windows(node: torch.fx.Node) -> bool:
     """
     (x,) = tensors_of(node.all_input_nodes[0])
     spatial = x.shape[-len(argument(node, "kernel_size")) :]
-    return bool(argument(node, "ceil_mode")) and not _are_fixed(spatial)
+    return bool(argument(node, "ceil_mode")) and not are_static(spatial)
 
 
 def _has_padded_windows(node: torch.fx.Node) -> bool:
@@ -173,8 +177,7 @@ def _has_padded_windows(node: torch.fx.Node) -> bool:
     a little later.
     """
     (x,) = tensors_of(node.all_input_nodes[0])
-    is_padded = argument(node, "ceil_mode") and any(argument(node, "padding"))
-    return bool(is_padded) and not _are_fixed(x.shape)
+    return _pads_and_rounds_up(node) and not are_static(x.shape)
 
 
 def _skips_padding(node: torch.fx.Node) -> bool:
@@ -191,17 +194,13 @@ def _skips_padding(node: torch.fx.Node) -> bool:
 
 
 def _has_dynamic_kernel(node: torch.fx.Node) -> bool:
-    return not _are_fixed(_kernel(node))
+    return not are_static(_kernel(node))
 
 
 def _kernel(node: torch.fx.Node) -> torch.Size:
     """The sizes of a convolution's weight."""
     (weight,) = tensors_of(argument(node, "weight"))
     return weight.shape
-
-
-def _are_fixed(sizes: Iterable[int | torch.SymInt]) -> bool:
-    return all(isinstance(size, int) for size in sizes)
 
 
 def _has_one_bound(node: torch.fx.Node) -> bool:

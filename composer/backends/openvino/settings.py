@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
-from composer.backends.onnx_engine import did_you_mean, is_installed, read_options
+from composer.backends.onnx_engine import (
+    did_you_mean,
+    is_installed,
+    unknown_among,
+)
 
 Precision = Literal["fp32", "bf16", "default"]
 
@@ -62,15 +66,6 @@ class Settings(BaseModel):
         return self
 
 
-def read_settings(options: Mapping[str, Any]) -> Settings:
-    """Return the candidate's options as settings.
-
-    Raises:
-        OptionError: it names every option that is unknown or malformed.
-    """
-    return read_options(Settings, options, "openvino")
-
-
 def _check_properties(device: str, config: Mapping[str, str]) -> None:
     """Check that the device has these properties and accepts their values.
 
@@ -82,9 +77,9 @@ def _check_properties(device: str, config: Mapping[str, str]) -> None:
     known = library.properties(device)
     if not known:  # no such device here, so nothing can be checked
         return
-    wrong = [f"{name!r}{did_you_mean(name, known)}" for name in config if name not in known]
+    wrong = unknown_among(config, known, f"{device} has no property")
     if wrong:
-        raise ValueError(f"config: {device} has no property {', '.join(wrong)}")
+        raise ValueError(f"config: {wrong}")
     messages = library.complaints(device, config)
     if messages:
         raise ValueError(f"config: {'; '.join(messages)}")

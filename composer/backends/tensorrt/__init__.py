@@ -27,6 +27,7 @@ from composer.backends.onnx_engine import (
     Region,
     dynamo_backend,
     install,
+    read_options,
     to_plain,
 )
 from composer.backends.tensorrt import probe
@@ -36,7 +37,7 @@ from composer.backends.tensorrt.loading import in_host_memory
 from composer.backends.tensorrt.network import parse
 from composer.backends.tensorrt.place import place_on
 from composer.backends.tensorrt.regions import Plans, Read
-from composer.backends.tensorrt.settings import Settings, read_settings
+from composer.backends.tensorrt.settings import Settings
 from composer.backends.tensorrt.tf32 import require_as_allowed
 
 NAME = "tensorrt"
@@ -59,7 +60,7 @@ class TensorRTEngine(OnnxEngine[Settings]):
 
     def settings(self, options: Mapping[str, Any]) -> Settings:
         """Check names and values of the options."""
-        return read_settings(options)
+        return read_options(Settings, options, "tensorrt")
 
     def require(self, devices: Sequence[torch.device]) -> None:
         """Refuse without a CUDA device, a driver or a package; nothing of TensorRT is imported."""

@@ -41,13 +41,9 @@ def why_not_here(node: torch.fx.Node) -> str | None:
 
     Either ONNX cannot express the call, or TensorRT does not compute with its dtypes.
     """
-    return why_not(node) or _other_dtype(node)
-
-
-def _other_dtype(node: torch.fx.Node) -> str | None:
     others = {each.dtype for each in seen_by(node)} - _COMPUTED
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in others))
-    return f"TensorRT does not compute with {names}" if names else None
+    return why_not(node) or (f"TensorRT does not compute with {names}" if names else None)
 
 
 def require_dtypes(kind: str, pairs: Iterable[tuple[str, Any, torch.dtype]]) -> None:

@@ -222,8 +222,10 @@ def _recall_timings(library: Library, config: Any, recipe: Recipe) -> None:
 
 def _keep_timings(library: Library, config: Any, recipe: Recipe) -> None:
     facts = _measured_on(library, recipe)
-    times = None if facts is None else config.get_timing_cache()
-    if facts is not None and times is not None:
+    if facts is None:
+        return
+    times = config.get_timing_cache()
+    if times is not None:
         cache.timings().put(digest_of(facts), facts, bytes(times.serialize()))
 
 

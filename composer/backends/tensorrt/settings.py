@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator
-
-from composer.backends.options import read_options
 
 Precision = Literal["fp32", "fp16", "bf16"]
 Sizes = tuple[Annotated[int, Strict()], Annotated[int, Strict()], Annotated[int, Strict()]]
@@ -63,12 +60,3 @@ class Settings(BaseModel):
                         f"profile {index}, {name!r}: {sizes} is not [least, usual, greatest]"
                     )
         return profiles
-
-
-def read_settings(options: Mapping[str, Any]) -> Settings:
-    """Return the candidate's options as settings.
-
-    Raises:
-        OptionError: it names every option that is unknown or malformed.
-    """
-    return read_options(Settings, options, "tensorrt")

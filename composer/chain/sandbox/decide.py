@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
-from composer import session
+from composer import _torch, session
 from composer.chain import select
 from composer.chain.candidates import ChainEntry
 from composer.chain.sandbox import parcel
@@ -52,12 +50,10 @@ class Undecided(Exception):
 
     def left_of(self, entries: Sequence[ChainEntry]) -> list[ChainEntry]:
         """Return a chain in which the candidates are barred that have ended a sandbox."""
-        return [
-            dataclasses.replace(each, barred=self.ended[place].message)
-            if place in self.ended
-            else each
-            for place, each in enumerate(entries)
-        ]
+        left = list(entries)
+        for place, attempt in self.ended.items():
+            left[place] = dataclasses.replace(left[place], barred=attempt.message)
+        return left
 
 
 def decide(
@@ -149,8 +145,8 @@ def _ask(
 def _require_memory(request: GraphRequest) -> None:
     """Refuse if there is not enough memory for a second process with this graph."""
     available = memory.available_memory()
-    tensors = [each for each in request.example_inputs if isinstance(each, torch.Tensor)]
-    tensors += [*request.gm.parameters(), *request.gm.buffers()]
+    passed = _torch.tensors.tensors_among(request.example_inputs)
+    tensors = [*passed, *request.gm.parameters(), *request.gm.buffers()]
     needed = _COPIES * sum(each.nbytes for each in tensors) + _BESIDES
     if available is not None and available < needed:
         least, most = needed >> 20, available >> 20
@@ -185,16 +181,18 @@ class _UnderWay:
         self.place = place
         self.began = time.perf_counter()
         self.tried = parcel.attempts_of({"attempts": tried})
-        self.shown.close()
-        what = "measuring, in a child process"
-        if place != MEASURING:
-            of_all = f"{place + 1} of {len(self.entries)}"
-            what = f"{self.entries[place].candidate.name}, {of_all}, in a child process"
-        self.shown.enter_context(session.current().progress.step(self.request, what))
         if place == MEASURING:
+            self._show("measuring, in a child process")
             return NONE
-        limits = self.entries[place].limits
-        return limits if limits.isolate else dataclasses.replace(limits, memory=None)
+        entry = self.entries[place]
+        of_all = f"{place + 1} of {len(self.entries)}"
+        self._show(f"{entry.candidate.name}, {of_all}, in a child process")
+        memory_limit = entry.limits.memory if entry.limits.isolate else None
+        return dataclasses.replace(entry.limits, memory=memory_limit)
+
+    def _show(self, what: str) -> None:
+        self.shown.close()
+        self.shown.enter_context(session.current().progress.step(self.request, what))
 
     def bar(self, refusal: SandboxRefusal, *, beside: bool) -> None:
         """Note that the candidate which was tried has ended the sandbox, and try it no more.

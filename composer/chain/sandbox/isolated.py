@@ -86,5 +86,5 @@ def _ranking(outcome: Outcome, places: int) -> list[int]:
     """Return the places that may serve. Behind the first that was accepted, all others may."""
     if outcome.ranking is not None:
         return list(outcome.ranking)
-    accepted = [place for place, each in enumerate(outcome.attempts) if each.accepted]
-    return [*accepted, *range(len(outcome.attempts), places)] if accepted else []
+    last = len(outcome.attempts) - 1
+    return list(range(last, places)) if outcome.attempts[last].accepted else []

@@ -208,8 +208,8 @@ def case(
     if request.dynamic and request.torch_gm not in (None, request.gm):
         message = "the graph has two forms, which have the same symbols"
         refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, message)
-    not_sent = {"gm", "torch_gm", "example_inputs", "_made"}
-    names = [each.name for each in dataclasses.fields(request) if each.name not in not_sent]
+    names = {each.name for each in dataclasses.fields(request)}
+    names -= {"gm", "torch_gm", "example_inputs", "_made"}
     facts = {name: getattr(request, name) for name in names}
     return {
         **groups,

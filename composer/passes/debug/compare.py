@@ -24,6 +24,7 @@ from composer.graphs.comparison import (
     devices,
     gradients,
     is_same_number,
+    wide,
 )
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -164,7 +165,6 @@ def _sizes(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
     """Return the largest absolute and the largest relative error."""
     if got.shape != expected.shape or not got.numel():
         return math.nan, math.nan
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    error = (got.to(wide) - expected.to(wide)).abs()
-    relative = (error / expected.to(wide).abs()).nan_to_num(0.0, posinf=math.inf)
+    error = (wide(got) - wide(expected)).abs()
+    relative = (error / wide(expected).abs()).nan_to_num(0.0, posinf=math.inf)
     return float(error.max()), float(relative.max())

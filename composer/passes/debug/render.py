@@ -16,7 +16,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import attribute_at, described
+from composer.graphs.nodes import attribute_at, described, is_strided
 from composer.graphs.written import Word, rows
 from composer.passes.metadata import key_at
 from composer.passes.snapshot import Snapshot
@@ -124,7 +124,7 @@ def _inputs(graph: torch.fx.Graph, key: str) -> str:
 
 def _expression(value: Any) -> str:
     """Return a Python expression that makes a value with the same shape, dtype and device."""
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+    if is_strided(value):
         sizes, strides = tuple(map(_number, value.shape)), tuple(map(_number, value.stride()))
         return f"tensor({sizes}, {strides}, {value.dtype}, {str(value.device)!r})"
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):

@@ -20,7 +20,7 @@ from composer.telemetry.html import effects, fallbacks, shares, spent, timeline,
 from composer.telemetry.html.timeline import Bar
 from composer.telemetry.html.times import Times
 from composer.telemetry.recording import Process, Recording
-from composer.telemetry.report import ratio_text
+from composer.telemetry.report import counted, ratio_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -131,7 +131,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("clock", "counted", "cut", "duration", "head", "input_text", "moment", "short", "tail")
+    names = ("clock", "cut", "duration", "head", "input_text", "moment", "short", "tail")
     environment.filters |= {name: getattr(words, name) for name in names}
-    environment.filters |= {"fact": shares.fact, "ratio": ratio_text}
+    environment.filters |= {"fact": shares.fact, "ratio": ratio_text, "counted": counted}
     return environment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from composer.telemetry.html.words import percentages, sane
 from composer.telemetry.report import attempts_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineShare:
     """The numbers of one engine, and its shares in per cent.
 
@@ -22,21 +21,13 @@ class EngineShare:
     """
 
     engine: str
-    graphs: int
-    nodes: float
-    calls: int
-    seconds: float
-    nodes_percent: float
-    calls_percent: float
-    seconds_percent: float
-
-
-@dataclass(slots=True)
-class _Total:
     graphs: int = 0
     nodes: float = 0.0
     calls: int = 0
     seconds: float = 0.0
+    nodes_percent: float = 0.0
+    calls_percent: float = 0.0
+    seconds_percent: float = 0.0
 
 
 def shares(graphs: Iterable[CompileReport]) -> tuple[EngineShare, ...]:
@@ -46,23 +37,22 @@ def shares(graphs: Iterable[CompileReport]) -> tuple[EngineShare, ...]:
     answered. The time within calls cannot be split, so all of it counts for the engine. Graphs
     without an engine are left out.
     """
-    totals: defaultdict[str, _Total] = defaultdict(_Total)
+    eager = EngineShare(EAGER)
+    engines = {EAGER: eager}
     for graph in graphs:
         if graph.chosen:
-            _add(graph, totals[graph.chosen], totals[EAGER])
-    if totals[EAGER] == _Total():
-        del totals[EAGER]
-    rows = sorted(totals.items(), key=lambda row: (row[0] == EAGER, -row[1].nodes, row[0]))
-    nodes = percentages([total.nodes for _, total in rows])
-    calls = percentages([total.calls for _, total in rows])
-    seconds = percentages([total.seconds for _, total in rows])
-    return tuple(
-        EngineShare(name, each.graphs, each.nodes, each.calls, each.seconds, *percents)
-        for (name, each), *percents in zip(rows, nodes, calls, seconds, strict=True)
-    )
+            _add(graph, engines.setdefault(graph.chosen, EngineShare(graph.chosen)), eager)
+    if eager == EngineShare(EAGER):
+        del engines[EAGER]
+    rows = sorted(engines.values(), key=lambda row: (row is eager, -row.nodes, row.engine))
+    for field in ("nodes", "calls", "seconds"):
+        parts = percentages([getattr(row, field) for row in rows])
+        for row, percent in zip(rows, parts, strict=True):
+            setattr(row, f"{field}_percent", percent)
+    return tuple(rows)
 
 
-def _add(graph: CompileReport, engine: _Total, eager: _Total) -> None:
+def _add(graph: CompileReport, engine: EngineShare, eager: EngineShare) -> None:
     """Add one graph to the totals of the engine that serves it, and to those of eager."""
     coverage = min(max(0.0, _coverage(graph)), 1.0)  # in this order NaN becomes 0
     counters = graph.runtime.read()

@@ -22,18 +22,20 @@ def duration(seconds: float) -> str:
     seconds = sane(seconds)
     if not seconds:
         return "0 s"
-    if seconds < 9.95e-3:
-        return f"{seconds * 1000:.2g} ms"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.995:
-        return f"{seconds:.2f} s"
-    if seconds < 99.95:
-        return f"{seconds:.1f} s"
+    for below, factor, form, unit in _SHORT:
+        if seconds < below:
+            return f"{seconds * factor:{form}} {unit}"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
     return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+_SHORT = (
+    *((9.95e-3, 1000, ".2g", "ms"), (0.9995, 1000, ".0f", "ms")),
+    *((9.995, 1, ".2f", "s"), (99.95, 1, ".1f", "s")),
+)
+"""For times below a number of seconds: the factor, the format and the unit."""
 
 
 def clock(seconds: float) -> str:
@@ -44,14 +46,6 @@ def clock(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     parts = (hours, "h"), (minutes, "min"), (rest, "s")
     return " ".join(f"{number} {unit}" for number, unit in parts if number)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a text such as ``"1 graph"``, ``"1,200 graphs"`` or ``"2 processes"``."""
-    if number == 1:
-        return f"1 {noun}"
-    ending = "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{ending}"
 
 
 def percentages(parts: Sequence[float]) -> list[float]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from composer import _torch
 from composer.backends import BACKENDS, is_here
 from composer.chain import select
 from composer.chain.candidates import entries_of
@@ -321,8 +322,8 @@ def _refuse_writes(subject: Subject, request: GraphRequest) -> None:
 
     Each call of such a model would be timed on other numbers.
     """
-    tensors = [each for each in request.example_inputs if isinstance(each, torch.Tensor)]
-    tensors = [each for each in tensors if not each.is_inference()]
+    given = _torch.tensors.tensors_among(request.example_inputs)
+    tensors = [each for each in given if not each.is_inference()]
     before = [each._version for each in tensors]
     buffers = clones.Buffers(request)
     try:

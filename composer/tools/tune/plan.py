@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from composer.backends import refuse_slip
 from composer.errors import OptionError, UnknownNameError
 from composer.policy import FormatVersion, read_policy
-from composer.policy.wording import in_words
+from composer.policy.sources import load
+from composer.policy.wording import mistakes_in
 from composer.tools.bench.workload import Workload
 
 
@@ -110,27 +111,23 @@ def read_jobs(sources: list[str]) -> list[Job]:
     Raises:
         OptionError: a plan has wrong keys or values, all of which the error names.
     """
-    return [job for source in sources for job in _jobs_of(source)]
-
-
-def _jobs_of(source: str) -> Iterator[Job]:
-    if not source.endswith(".toml"):
-        if ":" not in source:
-            problem = "neither a plan (a .toml file) nor module:factory"
-            raise OptionError(f"{source!r} is {problem}")
-        yield Job(target=source)
-        return
-    for entry in _plan(Path(source)).models:
-        yield from entry.jobs()
+    jobs: list[Job] = []
+    for source in sources:
+        if source.endswith(".toml"):
+            jobs += itertools.chain.from_iterable(
+                each.jobs() for each in _plan(Path(source)).models
+            )
+        elif ":" in source:
+            jobs.append(Job(target=source))
+        else:
+            raise OptionError(f"{source!r} is neither a plan (a .toml file) nor module:factory")
+    return jobs
 
 
 def _plan(path: Path) -> Plan:
-    try:
-        table: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OptionError(f"plan {str(path)!r} cannot be read: {error}") from error
+    table = load(path, "plan")
     try:
         return Plan.model_validate(table)
     except ValidationError as error:
-        mistakes = (in_words(each, Plan) for each in error.errors())
+        mistakes = mistakes_in(error, Plan)
         raise OptionError("; ".join(f"{path}: {each}" for each in mistakes)) from None

@@ -18,9 +18,9 @@ from weight_changes import CHANGES
 import composer
 from composer import _torch
 from composer.backends import find_backend
-from composer.backends.onnxrt import session
+from composer.backends.onnxrt import OnnxRuntimeEngine, session
 from composer.backends.onnxrt.session import session_options
-from composer.backends.onnxrt.settings import Settings, read_settings
+from composer.backends.onnxrt.settings import Settings
 from composer.errors import OptionError, Refusal
 from composer.graphs.capture import read_request
 from composer.lowering.export.onnx import to_onnx
@@ -44,7 +44,7 @@ def test_all_wrong_options_are_named_at_once() -> None:
     config = {"session.intra_op.allow_spining": "0"}
     options = {"thread": 2, "graph_optimization_level": "most", "session_config": config}
     with pytest.raises(OptionError) as caught:
-        read_settings(options)
+        OnnxRuntimeEngine().settings(options)
     for wrong in ("'thread'", "'most'", "allow_spining"):
         assert wrong in str(caught.value)
 
@@ -409,9 +409,9 @@ def test_a_translation_warns_of_nothing_that_is_not_the_users(caplog) -> None:
 
 WRONG = {
     "unknown option": ({"thread": 2}, "did you mean 'threads'"),
-    "no threads": ({"threads": 0}, "threads is 0: Input should be greater than 0"),
-    "threads in words": ({"threads": "two"}, "threads is 'two'"),
-    "unknown level": ({"graph_optimization_level": "most"}, "graph_optimization_level is 'most'"),
+    "no threads": ({"threads": 0}, "'threads' is 0: Input should be greater than 0"),
+    "threads in words": ({"threads": "two"}, "'threads' is 'two'"),
+    "unknown level": ({"graph_optimization_level": "most"}, "'graph_optimization_level' is 'most'"),
     "unknown provider": ({"providers": ["CPUExecution"]}, "did you mean 'CPUExecutionProvider'"),
     "options of no provider": (
         {"provider_options": {"OpenVINOExecutionProvider": {"device_type": "CPU"}}},

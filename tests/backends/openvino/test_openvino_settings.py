@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from composer.backends import find_backend
-from composer.backends.openvino.settings import read_settings
+from composer.backends.openvino import OpenVinoEngine
 from composer.errors import OptionError, Refusal
 from composer.graphs import capture
 from composer.system.distribution import install
 
 WRONG = {
     "unknown option": ({"thread": 2}, "did you mean 'threads'"),
-    "no threads": ({"threads": 0}, "threads is 0: Input should be greater than 0"),
-    "unknown precision": ({"precision": "fp8"}, "precision is 'fp8'"),
+    "no threads": ({"threads": 0}, "'threads' is 0: Input should be greater than 0"),
+    "unknown precision": ({"precision": "fp8"}, "'precision' is 'fp8'"),
     "unknown device": ({"device": "CPUU"}, "unknown device; did you mean 'CPU'"),
     "an index that is none": ({"device": "GPU.x"}, "unknown device"),
     "a property that composer sets": (
@@ -38,7 +38,7 @@ JUDGED = {
 def test_wrong_options_raise(options, message) -> None:
     """Installed or not."""
     with pytest.raises(OptionError, match=message):
-        read_settings(options)
+        OpenVinoEngine().settings(options)
 
 
 @pytest.mark.parametrize(("config", "message"), JUDGED.values(), ids=JUDGED)
@@ -46,12 +46,14 @@ def test_wrong_properties_raise(config, message) -> None:
     """Asked of OpenVINO's own device."""
     pytest.importorskip("openvino", reason="it judges its properties")
     with pytest.raises(OptionError, match=message):
-        read_settings({"config": config})
+        OpenVinoEngine().settings({"config": config})
 
 
 def test_properties_of_a_device_that_is_not_here_are_not_judged() -> None:
     """A policy may be written for another machine."""
-    assert read_settings({"device": "NPU", "config": {"NPU_TURBO": "YES"}}).device == "NPU"
+    assert (
+        OpenVinoEngine().settings({"device": "NPU", "config": {"NPU_TURBO": "YES"}}).device == "NPU"
+    )
 
 
 def probe(device: str) -> Refusal | None:

@@ -28,7 +28,7 @@ from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.plan import Recipe, Target, build_plan
 from composer.backends.tensorrt.profiles import around, holds, profile_of, wider
 from composer.backends.tensorrt.regions import Read
-from composer.backends.tensorrt.settings import Settings, read_settings
+from composer.backends.tensorrt.settings import Settings
 from composer.build import BuildTerms
 from composer.errors import OptionError, Refusal
 from composer.lowering.aot import FunctionalGraph, compile_functional
@@ -65,7 +65,9 @@ def pieces(
 ) -> Partition:
     """What a captured function is cut into."""
     made: list[Partition] = []
-    terms = OnnxBuild(settings=read_settings(options), device=torch.device("cpu"))
+    terms = OnnxBuild(
+        settings=tensorrt.TensorRTEngine().settings(options), device=torch.device("cpu")
+    )
 
     def build(graph: FunctionalGraph) -> Any:
         made.append(partition_by_trial(graph, Reading(), terms))
@@ -83,7 +85,7 @@ def pieces(
 def recipe(found: Partition, target: Target = ADA, **options: Any) -> Recipe:
     """How to build the one region's plan."""
     ((name, region),) = found.parts.regions.items()
-    settings = read_settings(options)
+    settings = tensorrt.TensorRTEngine().settings(options)
     read = Read.of(found.models[name].read.graph, region, settings)
     return Recipe(
         graph=read.graph,
@@ -495,17 +497,17 @@ def test_the_words_of_an_error_give_its_reason(line, status, reason) -> None:
     ("options", "words"),
     [
         ({"precison": "fp16"}, "unknown option 'precison'; did you mean 'precision'?"),
-        ({"precision": "int8"}, "precision is 'int8'"),
-        ({"optimization_level": 6}, "optimization_level is 6"),
-        ({"workspace_mib": "all"}, "workspace_mib is 'all'"),
+        ({"precision": "int8"}, "'precision' is 'int8'"),
+        ({"optimization_level": 6}, "'optimization_level' is 6"),
+        ({"workspace_mib": "all"}, "'workspace_mib' is 'all'"),
         ({"profiles": [{"*": [4, 2, 8]}]}, "is not [least, usual, greatest]"),
-        ({"profiles": [{"*": [1, 2]}]}, "profiles.0.*"),
+        ({"profiles": [{"*": [1, 2]}]}, "profiles[0].*"),
     ],
 )
 def test_a_wrong_option_is_named(options, words) -> None:
     """Before anything is tried."""
     with pytest.raises(OptionError) as caught:
-        read_settings(options)
+        tensorrt.TensorRTEngine().settings(options)
     assert words in str(caught.value)
 
 

@@ -31,7 +31,8 @@ _MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Broadcast"}
 def bound_masks(model: Any) -> None:
     """Limit constants, and terms that are added to attention scores, to the range of bfloat16."""
     for number in filter(_is_beyond, nodes_of(model, {"Constant"})):
-        _bound_number(number)
+        nearest = library.openvino().opset13.constant(number.data.clip(_RANGE.min, _RANGE.max))
+        number.output(0).replace(nearest.output(0))
     bounded: dict[tuple[str, int], Any] = {}
     for softmax in nodes_of(model, {"Softmax"}):
         for term in list(_terms(softmax.input(0), is_sum=False)):
@@ -48,12 +49,6 @@ def _is_beyond(constant: Any) -> bool:
     if constant.data.dtype != "float32" or constant.data.size != 1:
         return False
     return bool(_RANGE.max < abs(constant.data.item()) < math.inf)
-
-
-def _bound_number(number: Any) -> None:
-    """Replace a constant outside the range of bfloat16 by the nearest number within it."""
-    bounded = number.data.clip(_RANGE.min, _RANGE.max)
-    number.output(0).replace(library.openvino().opset13.constant(bounded).output(0))
 
 
 def _bounded(value: Any) -> Any:
