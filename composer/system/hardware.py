@@ -95,7 +95,7 @@ def stand_back(stands_back: bool) -> None:
     """
     if not hasattr(os, "SCHED_BATCH"):
         return
-    policy = os.SCHED_BATCH if stands_back else os.SCHED_OTHER
+    policy = {True: os.SCHED_BATCH, False: os.SCHED_OTHER}[stands_back]
     for each in _THREADS.iterdir():
         with contextlib.suppress(OSError):  # the thread has ended
             os.sched_setscheduler(int(each.name), policy, os.sched_param(0))
