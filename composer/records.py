@@ -244,8 +244,7 @@ class Attempt:
     @staticmethod
     def of(written: Mapping[str, Any]) -> Attempt:
         """Return the attempt that :func:`plain` has written."""
-        reason = written["reason"] and Reason(written["reason"])
-        return Attempt(**{**written, "status": Status(written["status"]), "reason": reason})
+        return _attempts().validate_python(written)
 
     def timed(self, timing: dict[str, Any] | str | None) -> Attempt:
         """Return the attempt with its measured times, which are also put into ``engine``."""
@@ -545,6 +544,12 @@ class WithoutGraph:
 def _adapter() -> TypeAdapter[CompileReport]:
     """Return the adapter, which is made once because that takes 35 ms."""
     return TypeAdapter(CompileReport)
+
+
+@functools.cache
+def _attempts() -> TypeAdapter[Attempt]:
+    """Return the adapter of attempts, which is made once."""
+    return TypeAdapter(Attempt)
 
 
 def plain(value: Any) -> Any:
