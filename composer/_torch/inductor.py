@@ -56,6 +56,12 @@ def _config_of(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
     return {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
 
 
+@optional(
+    "sending the settings of Inductor to a child process",
+    *("torch._inductor.config:save_config_portable", "torch._inductor.config:load_config"),
+    *("torch._functorch.config:save_config_portable", "torch._functorch.config:load_config"),
+    without=lambda: ({}, {}),
+)
 def portable_settings() -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of Inductor and AOTAutograd that change what they compile."""
     return settings.save_config_portable(), functorch_config.save_config_portable()
@@ -67,6 +73,10 @@ def apply_settings(portable: tuple[dict[str, Any], dict[str, Any]]) -> None:
         config.load_config(values)
 
 
+@optional(
+    "one thread for what Inductor compiles beside the program",
+    "torch._inductor.config:compile_threads",
+)
 def compile_in_one_thread() -> None:
     """Have Inductor start no compile workers in this process, for the rest of its life."""
     settings.compile_threads = 1

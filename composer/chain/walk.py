@@ -136,10 +136,7 @@ def _decided(
     """Have a sandbox decide; return why it does not, empty if all engines are torch's own."""
     if all(each.is_torchs for each in entries):
         return sandbox.Undecided("")
-    try:
-        return sandbox.decide(request, entries, eager.shared, benchmark, strict=strict)
-    except sandbox.Undecided as undecided:
-        return undecided
+    return sandbox.decide(request, entries, eager.shared, benchmark, strict=strict)
 
 
 def follow(

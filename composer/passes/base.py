@@ -41,6 +41,7 @@ class PassResult:
 
 
 SHARED_MODULES = (
+    "composer.graphs.comparison",
     "composer.graphs.nodes",
     "composer.graphs.writes",
     "composer.passes.aliasing",

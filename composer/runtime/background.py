@@ -105,7 +105,5 @@ class Selection:
                 tell(sandbox.decide(*chain, beside=around, is_wanted=goes_on))
             except Unwanted:
                 return
-            except sandbox.Undecided as undecided:
-                tell(undecided)
 
         home.background.submit(work)

@@ -413,7 +413,8 @@ def test_marks_are_sent_to_a_child_process() -> None:
     gm = torch.fx.symbolic_trace(lambda x: torch.relu(x).exp())
     (exp,) = gm.graph.find_nodes(op="call_method", target="exp")
     low_precision.mark(exp)
-    arrived = parcel.unpack(parcel.pack({"the graph": gm}))["the graph"]
+    with parcel.Memory() as memory:
+        arrived = parcel.unpack(parcel.pack({"the graph": gm}, memory))["the graph"]
     assert {node.name for node in low_precision.marked(arrived.graph)} == {"exp", "output"}
 
 

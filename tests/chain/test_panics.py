@@ -20,7 +20,6 @@ from composer import backends, session
 from composer.errors import CandidateError, ChainExhausted, TelemetryWarning
 from composer.passes import FunctionPass
 from composer.registry import Registry
-from composer.testing import settle
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
 
@@ -130,16 +129,6 @@ def test_engine_that_panics_when_it_is_tried_is_not_accepted(fields: dict[str, A
     assert torch.equal(f(x), x.sin())
     assert outcomes()[0] == ("failed", "raised_at_runtime", "PanicException")
     assert last().chosen == "eager"
-
-
-def test_engine_that_panics_in_a_benchmark_at_the_gate_does_not_break_a_call() -> None:
-    """Its turn may be taken in the program's thread."""
-    x = torch.ones(3)
-    f = compiled(torch.sin, honest, Engine(at=3), select={"by": "fastest", "background": True})
-    for _ in range(3):
-        assert torch.equal(f(x), x.sin())
-    settle()
-    assert outcomes()[1] == ("failed", "raised_at_runtime", "PanicException")
 
 
 def test_sampled_call_that_panics_is_answered_by_the_floor() -> None:

@@ -20,6 +20,7 @@ from composer import Policy, _torch
 from composer.backends.base import Backend, Build, BuildFacts, BuildRequest, current_build
 from composer.chain import precision
 from composer.chain.sandbox import parcel
+from composer.records import Attempt, Status, plain
 from composer.testing import FakeBackend, expect
 
 aten = torch.ops.aten
@@ -616,10 +617,10 @@ def test_child_process_is_sent_what_is_built_here(monkeypatch: pytest.MonkeyPatc
     sent: list[Any] = []
 
     def ask(_: str, payload: bytes, __: Any) -> Any:
-        contents = parcel.unpack(payload)
-        (_, inputs), around = contents["the graph"], contents["its surroundings"]
-        sent.append((inputs[0].dtype, around["precision"]))
-        return {"status": "succeeded", "reason": None, "message": ""}
+        (entry,), _, (_, inputs), *_ = parcel.opened(parcel.unpack(payload))
+        sent.append((inputs[0].dtype, entry.precision))
+        done = plain(Attempt("", Status.SUCCEEDED, None, "", 0.0))
+        return {"attempts": [done], "ranking": [0], "lasts": True}
 
     monkeypatch.setattr("composer.system.subprocesses.ask", ask)
     engine = Chooses()
@@ -630,7 +631,7 @@ def test_child_process_is_sent_what_is_built_here(monkeypatch: pytest.MonkeyPatc
         torch.compiler.reset()
         monkeypatch.setattr("composer.chain.candidates.find_backend", lambda _: engine)
         compiled(layers(), "some", **options)(torch.randn(4, 32))
-    assert sent == [(torch.bfloat16, "fp32"), (torch.float32, "bf16")]
+    assert sent == [(torch.bfloat16, None), (torch.float32, "bf16")]
 
 
 def test_passes_of_the_user_come_first_and_the_floor_stays() -> None:

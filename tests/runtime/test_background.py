@@ -48,7 +48,6 @@ class Sandbox:
 
     Attributes:
         decision: What it decides.
-        error: What it raises instead.
         may_end: It waits for this.
         inputs: The inputs of the calls that it was asked for.
         unwanted: It was told that nobody waits for it any more.
@@ -56,23 +55,20 @@ class Sandbox:
     """
 
     def __init__(self) -> None:
-        self.decision: Decision | None = None
-        self.error: Exception | None = None
+        self.decision: Decision | Undecided | None = None
         self.may_end = threading.Event()
         self.may_end.set()
         self.inputs: list[Any] = []
         self.unwanted = threading.Event()
         self.began = threading.Event()
 
-    def __call__(self, request: Any, *_: Any, is_wanted: Callable[[], bool], **__: Any) -> Decision:
+    def __call__(self, request: Any, *_: Any, is_wanted: Callable[[], bool], **__: Any) -> Any:
         self.inputs.append(request.example_inputs)
         self.began.set()
         while not self.may_end.wait(0.01):
             if not is_wanted():
                 self.unwanted.set()
                 raise Unwanted
-        if self.error is not None:
-            raise self.error
         assert self.decision is not None
         return self.decision
 
@@ -188,7 +184,7 @@ def test_winner_that_is_refused_here_gives_way_to_the_next(sandbox: Sandbox) -> 
 
 def test_first_accepted_serves_where_no_sandbox_can_decide(sandbox: Sandbox) -> None:
     """The record says why."""
-    sandbox.error = Undecided("it cannot be sent")
+    sandbox.decision = Undecided("it cannot be sent")
     f = beside(torch.sin, FakeBackend("raises"), FakeBackend(name="next"))
     x = torch.ones(2)
     for _ in range(2):
@@ -202,7 +198,7 @@ def test_first_accepted_serves_where_no_sandbox_can_decide(sandbox: Sandbox) -> 
 def test_engine_that_ended_a_sandbox_is_not_built_here(sandbox: Sandbox) -> None:
     """Also where the sandbox that went on without it has decided nothing."""
     crashed = Attempt("x", Status.CRASHED, Reason.CRASHED, "it ended a sandbox", 1.0)
-    sandbox.error = Undecided("there is no process left", {0: crashed})
+    sandbox.decision = Undecided("there is no process left", {0: crashed})
     ended = FakeBackend()
     f = beside(torch.sin, ended, FakeBackend(name="next"))
     for _ in range(2):

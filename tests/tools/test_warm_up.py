@@ -35,11 +35,13 @@ def changed() -> None:
     session.current().replace(report, dataclasses.replace(report, recompiled=str(number)))
 
 
+@pytest.mark.slow
 def test_warm_up_ends_with_the_fastest_engine_in_place() -> None:
     """Whoever served at first; the report has the graph, and all of its calls."""
     slow = FakeBackend("slow", at=1, seconds=0.02)
     select = {"by": "fastest", "background": True}
-    f = compiled(torch.sin, slow, "aot_eager", select=select, verify="off")
+    options = {"chain": [slow, "aot_eager"], "select": select, "verify": "off"}
+    f = torch.compile(torch.sin, backend="composer", options=options)
     x = torch.ones(3)
     report = composer.warm_up(f, [(x,)], timeout=WAIT)
     (graph,) = report.graphs

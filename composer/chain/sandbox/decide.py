@@ -7,7 +7,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from composer import _torch, session
@@ -35,18 +34,17 @@ _BESIDES = 1 << 30
 """Bytes that a sandbox takes besides."""
 
 
-class Undecided(Exception):
+@dataclass(frozen=True, slots=True)
+class Undecided:
     """There is no decision.
 
-    Args:
+    Attributes:
         why: The reason, as a sentence.
         ended: The records of candidates that have ended a sandbox, by their places.
     """
 
-    def __init__(self, why: str, ended: Mapping[int, Attempt] = MappingProxyType({})) -> None:
-        super().__init__(why)
-        self.why = why
-        self.ended = ended
+    why: str
+    ended: Mapping[int, Attempt] = field(default_factory=dict)
 
     def left_of(self, entries: Sequence[ChainEntry]) -> list[ChainEntry]:
         """Return a chain in which the candidates are barred that have ended a sandbox."""
@@ -65,7 +63,7 @@ def decide(
     strict: bool = False,
     beside: Mapping[str, Any] | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
-) -> Decision:
+) -> Decision | Undecided:
     """Try the candidates of a chain in a sandbox, and measure them there.
 
     A candidate that ends the sandbox or exceeds its limits there is ``crashed`` or ``timed_out``,
@@ -81,8 +79,11 @@ def decide(
             surroundings of the call that the inputs are from.
         is_wanted: Asked again and again; when it says False, the sandbox is ended.
 
+    Returns:
+        The decision; or why there is none: something cannot be sent, or there was trouble that is
+        no candidate's.
+
     Raises:
-        Undecided: something cannot be sent, or there was trouble that is no candidate's.
         Unwanted: ``is_wanted`` said False.
     """
     settings = {"benchmark": benchmark, "strict": strict, "beside": beside is not None}
@@ -91,10 +92,10 @@ def decide(
         return _decide(under_way, shared, settings, beside, is_wanted)
     except subprocesses.Unwanted:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # told of
         control_flow.pass_on(error)
         why = text_of(error) if isinstance(error, Refusal) else error_line(error)
-        raise Undecided(why, under_way.ended) from error
+        return Undecided(why, under_way.ended)
 
 
 def _decide(
