@@ -13,7 +13,7 @@ from composer.chain import walk
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.sandbox import parcel
 from composer.chain.sandbox.decide import MEASURING
-from composer.errors import PassError, Refusal, text_of
+from composer.errors import PassError, Refusal, error_line
 from composer.knowledge.verdict import deserves_verdict
 from composer.records import Attempt, GraphRequest, Outcome, plain
 from composer.system import hardware
@@ -59,10 +59,8 @@ def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
                 strict=settings["strict"],
                 in_sandbox=step,
             )
-    except _torch.dynamo.DYNAMO_CONTROL_FLOW:
-        return {"unfinished": "Dynamo captures the graph anew"}
-    except PassError as error:
-        return {"unfinished": text_of(error)}
+    except (*_torch.dynamo.DYNAMO_CONTROL_FLOW, PassError) as error:
+        return {"unfinished": error_line(error)}
     return {
         "attempts": plain(outcome.attempts),
         "ranking": _ranking(outcome, len(entries)),
