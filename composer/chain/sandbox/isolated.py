@@ -18,6 +18,9 @@ from composer.knowledge.verdict import deserves_verdict
 from composer.records import Attempt, GraphRequest, Outcome, plain
 from composer.system import hardware
 
+_OF_THE_CALLER: tuple[type[Exception], ...] = (*_torch.dynamo.DYNAMO_CONTROL_FLOW, PassError)
+"""Exceptions that belong into the caller's own process, which meets them itself."""
+
 
 def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
     """Walk the chain of a parcel.
@@ -59,7 +62,7 @@ def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
                 strict=settings["strict"],
                 in_sandbox=step,
             )
-    except (*_torch.dynamo.DYNAMO_CONTROL_FLOW, PassError) as error:
+    except _OF_THE_CALLER as error:
         return {"unfinished": error_line(error)}
     return {
         "attempts": plain(outcome.attempts),
