@@ -67,7 +67,7 @@ def watch(
                 raise
             return outputs
 
-    served.called_by = weakref.ref(call, served.free)
+    weakref.finalize(call, served.free).atexit = False
 
     def call_within(*args: Any) -> Any:
         outputs = call(*(args if flatten is None else flatten(args)))

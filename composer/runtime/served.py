@@ -123,7 +123,6 @@ class ServedGraph:
         resuming: The callable of a call at which an engine is built.
         state: The state.
         lock: While it is held, no other thread changes the state.
-        called_by: A weak reference to the callable that the program holds.
         aside: Total seconds that calls have spent on anything other than their answer.
     """
 
@@ -141,7 +140,6 @@ class ServedGraph:
         self.aside = 0.0
         self.lock = forks.lock()
         self.versions = versions
-        self.called_by: Callable[[], object] = lambda: None
         self.resuming = self._resume  # bound once, since it is compared by identity
         self._successors = successors
         self._runtime = runtime
@@ -222,7 +220,7 @@ class ServedGraph:
             self._decision = decision
             self._update_due()
 
-    def free(self, _: object = None) -> None:
+    def free(self) -> None:
         """Note that the program has dropped the graph."""
         with self.lock:
             if self.state is not State.FREED:

@@ -148,6 +148,14 @@ def test_graph_that_was_dropped_is_freed() -> None:
     assert (served.state, program.successors.chosen) == (State.FREED, EAGER)
 
 
+@pytest.mark.slow
+def test_end_of_a_process_says_nothing_of_its_graphs(fresh_python: Any) -> None:
+    """The graphs are dropped when Python's modules are gone already."""
+    compiles = "f = torch.compile(torch.sin, backend='composer', options={'chain': ['aot_eager']})"
+    done = fresh_python(f"import torch; {compiles}; f(torch.ones(2))")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def walk(program: Program, seed: int, steps: int) -> None:
     """One thread's calls, each with its fault or none, and what else happens between them."""
     chance, successors = random.Random(seed), program.successors

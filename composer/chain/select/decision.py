@@ -28,9 +28,7 @@ class Decision:
     lasts: bool = True
     in_sandbox: bool = True
 
-    def outcome(
-        self, place: int | None, serves: Tried, refused: Mapping[int, Tried] | None = None
-    ) -> Outcome:
+    def outcome(self, place: int | None, serves: Tried, refused: Mapping[int, Tried]) -> Outcome:
         """Return the outcome of a walk that follows this decision.
 
         Args:
@@ -38,7 +36,7 @@ class Decision:
             serves: That candidate, as it was built here, or the eager fallback.
             refused: Candidates that stood before it in the ranking, and were not accepted here.
         """
-        here = {p: End(each.attempt, each.error) for p, each in (refused or {}).items()}
+        here = {p: End(each.attempt, each.error) for p, each in refused.items()}
         if place is not None:
             here[place] = End(self._built_here(place, serves.attempt), None)
         assert serves.compiled is not None
@@ -50,7 +48,7 @@ class Decision:
             compiled=serves.compiled,
             passes=serves.passes,
             bounds=serves.bounds,
-            ranking=tuple(each for each in self.ranking if each not in (refused or {})),
+            ranking=tuple(each for each in self.ranking if each not in refused),
         )
 
     def _built_here(self, place: int, attempt: Attempt) -> Attempt:
@@ -69,9 +67,11 @@ def _end_of(attempt: Attempt) -> End:
     if attempt.status is Status.NOT_CHOSEN:
         return End(attempt, None)
     if attempt.accepted:
-        skipped = Status.SKIPPED, Reason.POLICY, "it was accepted, and not measured"
         attempt = dataclasses.replace(
-            attempt, status=skipped[0], reason=skipped[1], message=skipped[2]
+            attempt,
+            status=Status.SKIPPED,
+            reason=Reason.POLICY,
+            message="it was accepted, and not measured",
         )
     assert attempt.reason is not None
     ended = attempt.status, attempt.reason, attempt.message
