@@ -319,17 +319,38 @@ class _Pickler(pickle.Pickler):
 
     def _tensor(self, value: torch.Tensor) -> Any:
         """Return how to send a tensor; ``NotImplemented`` for pickle's own way."""
-        is_parameter = isinstance(value, torch.nn.Parameter)
-        kind = value.requires_grad, is_parameter
         if isinstance(value, _torch.fakes.FakeTensor):
-            shape = tuple(map(_torch.symbols.hint, value.shape))
-            stride = tuple(map(_torch.symbols.hint, value.stride()))
-            return _made_up, (shape, stride, value.dtype, value.device, *kind)
+            return _made_up, (_Layout.of(value),)
         if not self.memory.holds(value):
             return NotImplemented
-        place = self.memory.add(value.detach())
-        layout = tuple(value.shape), value.stride(), value.dtype, value.device
-        return _from_memory, (place, *layout, *kind)
+        return _from_memory, (_Layout.of(value), self.memory.add(value.detach()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What a tensor is besides its values. Symbols are numbers."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    is_parameter: bool
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> _Layout:
+        """Return the layout of a tensor."""
+        shape = tuple(map(_torch.symbols.hint, value.shape))
+        stride = tuple(map(_torch.symbols.hint, value.stride()))
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        return cls(shape, stride, value.dtype, value.device, value.requires_grad, is_parameter)
+
+    def over(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of this layout over these values."""
+        tensor = values.as_strided(self.shape, self.stride).to(self.device)
+        if self.is_parameter:
+            return torch.nn.Parameter(tensor, self.requires_grad)
+        return tensor.requires_grad_(self.requires_grad)
 
 
 def _is_found_by_name(function: types.FunctionType) -> bool:
@@ -347,35 +368,16 @@ def _input(value: Any) -> Any:
     return number
 
 
-def _from_memory(
-    place: tuple[str, int, int],
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    requires_grad: bool,
-    is_parameter: bool,
-) -> torch.Tensor:
+def _from_memory(layout: _Layout, place: tuple[str, int, int]) -> torch.Tensor:
     path, offset, size = place
-    count = size // dtype.itemsize
-    values = torch.frombuffer(_mapped(path), dtype=dtype, count=count, offset=offset)
-    return _as_sent(values.as_strided(shape, stride).to(device), requires_grad, is_parameter)
+    count = size // layout.dtype.itemsize
+    return layout.over(
+        torch.frombuffer(_mapped(path), dtype=layout.dtype, count=count, offset=offset)
+    )
 
 
-def _made_up(
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    requires_grad: bool,
-    is_parameter: bool,
-) -> torch.Tensor:
-    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    made.fill_(_FILLING if dtype.is_floating_point else 0)
-    return _as_sent(made, requires_grad, is_parameter)
-
-
-def _as_sent(value: torch.Tensor, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
-    if is_parameter:
-        return torch.nn.Parameter(value, requires_grad)
-    return value.requires_grad_(requires_grad)
+def _made_up(layout: _Layout) -> torch.Tensor:
+    made = torch.empty_strided(
+        layout.shape, layout.stride, dtype=layout.dtype, device=layout.device
+    )
+    return layout.over(made.fill_(_FILLING if layout.dtype.is_floating_point else 0))
