@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import random
 from collections import defaultdict
 from pathlib import Path
 
@@ -334,16 +333,16 @@ def test_inductors_cache_knows_what_a_class_holds(make, own_cache) -> None:
         torch.testing.assert_close(result, factor * torch.cos(x) + 1)
 
 
-def test_inductors_cache_knows_a_passs_parameters(run_python) -> None:
+def test_inductors_cache_knows_a_passs_parameters(run_python, own_cache) -> None:
     """Another process hits with the same parameter; another parameter misses."""
-    factor = random.SystemRandom().random()  # in no cache of an earlier run
-    assert scaled(factor) == "miss"
     code = "import sys; sys.path[:0] = sys.argv[1:]; import test_inductor_passes as tests\n"
     folders = [str(Path(__file__).parent), str(ROOT / "tests" / "shared")]
-    done = run_python(f"{code}print(tests.scaled({factor}))", *folders)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "hit"
-    assert scaled(factor + 1) == "miss"
+    found = []
+    for factors in ("0.3", "0.3, 0.7"):
+        done = run_python(f"{code}print(*map(tests.scaled, [{factors}]))", *folders)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.split())
+    assert found == [["miss"], ["hit", "miss"]]
 
 
 def test_a_cached_graph_has_its_passes_in_the_record(own_cache) -> None:
