@@ -154,9 +154,10 @@ def test_crash_under_automatic_precision(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @SLOW
 def test_engine_that_hangs_is_timed_out() -> None:
-    """With the policy's ``timeout``, which holds for each candidate by itself."""
+    """With its own ``timeout``; the next candidate has the policy's."""
     x = torch.randn(3)
-    f = fastest(torch.sin, FakeBackend("hangs"), FakeBackend(), timeout=3)
+    hangs = {"backend": FakeBackend("hangs"), "timeout": 3}
+    f = fastest(torch.sin, hangs, FakeBackend(), timeout=300)
     assert torch.equal(f(x), x.sin())
     hung, honest = last().attempts
     assert (hung.status, hung.reason) == ("timed_out", "timeout")
