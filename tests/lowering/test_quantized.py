@@ -36,7 +36,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(autouse=True)
 def _inference() -> Iterator[None]:
-    with torch.no_grad():
+    """Leave Inductor's settings as they were, which torchao changes for the whole process."""
+    settings = torch._inductor.config.shallow_copy_dict()
+    with torch.no_grad(), torch._inductor.config.patch(settings):
         yield
 
 
