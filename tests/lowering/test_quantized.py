@@ -37,7 +37,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 @pytest.fixture(autouse=True)
 def _inference() -> Iterator[None]:
     """Leave Inductor's settings as they were, which torchao changes for the whole process."""
-    settings = torch._inductor.config.shallow_copy_dict()
+    settings = torch._inductor.config.get_config_copy()
     with torch.no_grad(), torch._inductor.config.patch(settings):
         yield
 
