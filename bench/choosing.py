@@ -46,7 +46,7 @@ if importlib.util.find_spec("openvino") is not None:
 WRONG = 1.05
 SETTLE, TURN = 0.3, 0.5
 """Seconds before an engine's turn and, of the quickest, of the turn. Beside a load, Linux took 200
-ms to part an engine's threads that had woken on one core: see ``chain/select/rounds.py``."""
+ms to part an engine's threads that had woken on one core."""
 SPIN = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -92,7 +92,7 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
     found: list[tuple[GraphRequest, dict[str, Any], float]] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        request = keys.with_key(capture.read_request(gm, inputs), None, "")
+        request = keys.with_key(capture.read_request(gm, inputs), None, "", "")
         candidates = entries_of(Policy(chain=ENGINES), Cache(failures=0))
         made: dict[str, object] = {}
         tried = [try_candidate(request, each, LatePasses(), made=made) for each in candidates]
@@ -114,14 +114,14 @@ def choose(
     participants = [select.Participant(name, run) for name, run in runs.items()]
     budget = select.Benchmark().budget(seconds)
     calls = {n: functools.partial(run, *request.example_inputs) for n, run in runs.items()}
-    halves = [_taken(calls, rounds)]
+    halves = [milliseconds_of(calls, rounds)]
     picks: Counter[str] = Counter()
     taken = []
     for _ in range(selections):
         result = select.measure(participants, request, budget)
         picks["nobody" if result.winner is None else participants[result.winner].name] += 1
         taken.append(result.seconds)
-    halves.append(_taken(calls, rounds))
+    halves.append(milliseconds_of(calls, rounds))
     truth = {name: statistics.fmean(half[name] for half in halves) for name in runs}
     best = min(truth.values())
     wrong = sum(n for name, n in picks.items() if truth.get(name, best) > WRONG * best)
@@ -142,7 +142,7 @@ def choose(
     }
 
 
-def _taken(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def milliseconds_of(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Milliseconds of a call of each, the mean of all rounds."""
     first = measure(calls, 1, calls=20, settle=SETTLE)
     number = math.ceil(TURN * 1e3 / min(series.median for series in first.values()))

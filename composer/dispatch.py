@@ -125,8 +125,7 @@ def serve(
         early=case.rewritten,
         report=report,
     )
-    selection = successors.selection() if waits else None
-    served = successors.served(outcome, backwards, selection)
+    served = successors.served(outcome, backwards, selects=waits)
     run = calls.watch(served, report.runtime, flatten, restore)
     return _torch.minifier.for_minifier(run, gm)
 

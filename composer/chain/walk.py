@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -145,6 +146,7 @@ def follow(
     eager: EagerFallback,
     decision: Decision,
     benchmark: select.Benchmark | None,
+    built: Mapping[int, choice.Tried] = types.MappingProxyType({}),
 ) -> Outcome:
     """Build the best candidate of a decision that is accepted here, after Dynamo's compile.
 
@@ -154,9 +156,10 @@ def follow(
         eager: The eager fallback, which serves if no candidate is accepted.
         decision: What a sandbox has found.
         benchmark: How it found the fastest; ``None`` for the first that was accepted.
+        built: Candidates that need not be built again, by their places: the one that serves.
     """
     whole = remembered.fingerprint_of(request, entries)
-    trying = _Trying(request, entries, eager, at_run_time=True)
+    trying = _Trying(request, entries, eager, at_run_time=True, built=built)
     outcome = trying.follow(decision, decision.ranking) or trying.none_of(decision)
     if benchmark is not None and decision.lasts:
         remembered.keep(whole, benchmark, outcome)
@@ -170,6 +173,7 @@ class _Trying:
     Attributes:
         made: Results that engines share.
         refused: Candidates of a decision that were not accepted here.
+        built: Candidates that need not be built again, by their places.
     """
 
     request: GraphRequest
@@ -180,6 +184,7 @@ class _Trying:
     in_sandbox: Step | None = None
     made: dict[str, object] = field(default_factory=dict)
     refused: dict[int, choice.Tried] = field(default_factory=dict)
+    built: Mapping[int, choice.Tried] = field(default_factory=dict)
 
     def fallback(self, message: str = "") -> choice.Tried:
         """Return the eager fallback."""
@@ -233,7 +238,7 @@ class _Trying:
             known = decision.attempts[place] if place < len(decision.attempts) else None
             in_fp32 = known.products_in_fp32 if known else 0
             in_sandbox = known is not None and decision.in_sandbox
-            tried = self.at(place, in_fp32, in_sandbox=in_sandbox)
+            tried = self.built.get(place) or self.at(place, in_fp32, in_sandbox=in_sandbox)
             if tried.compiled is not None:
                 return decision.outcome(place, tried, self.refused)
             self.refused[place] = tried

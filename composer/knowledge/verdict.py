@@ -12,11 +12,13 @@ How long verdicts are kept:
 - as long as failures, if a candidate failed, took too long, crashed, or seems to have written to
   weights, which may have been the program's doing: it gets another chance. If the limits of a
   build change, it gets one at once;
-- a day at most, if other programs kept taking the cores and another candidate was close: it may
-  well win on a quieter machine; or if there was time for two calls only of one that was close;
+- a day at most, if there was time for two calls only of a candidate that was close;
 - otherwise for the days of ``[cache] verdicts``. The verdict of a benchmark in which an engine
   was missing does not outlive that: the versions of its packages and the machine are part of the
   fingerprint.
+
+A verdict is provisional if other programs kept taking the cores: another candidate may well win on
+a quieter machine. It serves until all are measured anew (:mod:`composer.runtime.background`).
 """
 
 from __future__ import annotations
@@ -185,8 +187,7 @@ class Verdict(Fact):
         days = [settings.verdicts]
         if self.has_failures:
             days.append(settings.failures)
-        # A load may slow one engine down fifty times and another not at all: no lead is a sure one.
-        if self.under_load or self.has_too_few_rounds:
+        if self.has_too_few_rounds:
             days.append(_DAYS_IF_UNSURE)
         return min(days)
 
@@ -224,8 +225,11 @@ class Verdict(Fact):
         return [each for each in self.candidates if each.timing]
 
     @property
-    def under_load(self) -> bool:
-        """True if other programs kept taking the cores while the benchmark was run."""
+    def is_provisional(self) -> bool:
+        """True if other programs kept taking the cores while the benchmark was run.
+
+        A load may slow one engine down fifty times and another not at all: no lead is a sure one.
+        """
         return any(each.figures.get("under_load") for each in self.candidates)
 
     @property

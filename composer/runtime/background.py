@@ -9,13 +9,16 @@ of the program waits for it; it copies, and computes nothing.
 
 Then one call of the program loads the winner alone, from its artefacts, as after a failure of an
 engine. That call waits, and no other does.
+
+A choice that was measured beside other load is provisional. It serves, and a :class:`Lull` looks at
+some calls if the load is gone. Then a sandbox measures all candidates anew, in the same way.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from composer import session
@@ -27,11 +30,57 @@ from composer.graphs import clones, writes
 from composer.passes.resolve import SharedPasses
 from composer.policy.resolution import Resolved
 from composer.records import EAGER, Attempt, End, GraphRequest, Outcome, Reason, Status
+from composer.system import hardware
 from composer.system.subprocesses import Unwanted
 
 _PENDING = "it is to be built in a child process, from the second call of the graph on"
 
 _NO_TIMES_YET = "in the background, from the second call on"
+
+
+Tell = Callable[[Decision | sandbox.Undecided], None]
+
+_SECONDS = 10.0
+"""For how long there must be no load, the first time."""
+
+
+def measures_anew(resolved: Resolved) -> bool:
+    """Return True if a sandbox measures a graph's candidates anew where they met a load."""
+    policy = resolved.policy
+    stays_here = any(each.stays_here for each in resolved.entries)
+    return policy.select.background and not policy.strict and not stays_here
+
+
+class Lull:
+    """Looks if a provisional choice may be made anew: no load is left, and CPU time for it.
+
+    It looks at the calls of the program, for want of a thread of its own. The time without a load
+    doubles each time, so that a graph which always meets one is measured less and less often.
+
+    Attributes:
+        calls: After how many calls to look the next time.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 1
+        self._seconds = _SECONDS
+        self._begin()
+
+    def _begin(self) -> None:
+        self._began = time.perf_counter()
+        self._waits = hardware.Waits.from_now()
+
+    def has_come(self) -> bool:
+        """Return True if the candidates may be measured now, and set CPU time aside for that."""
+        if time.perf_counter() - self._began < self._seconds:
+            self.calls *= 2
+            return False
+        is_loaded = self._waits.beside_load()
+        self._begin()
+        if is_loaded or not session.current().background.allowance.take():
+            return False
+        self._seconds *= 2
+        return True
 
 
 def is_asked(request: GraphRequest, resolved: Resolved) -> bool:
@@ -60,50 +109,36 @@ def pending(entries: Sequence[ChainEntry], fallback: choice.Tried) -> Outcome:
     return Outcome(ends, EAGER, fallback.compiled, fallback.passes)
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The background selection for one graph.
+def begin(
+    request: GraphRequest,
+    chain: tuple[Sequence[ChainEntry], SharedPasses, select.Benchmark | None],
+    args: Sequence[Any],
+    is_wanted: Callable[[], bool],
+    tell: Tell,
+) -> None:
+    """Begin the selection for a graph with the inputs of a call.
 
-    Attributes:
+    Args:
         request: The graph, without tensors.
-        entries: The chain.
-        shared: The passes of the later stages.
-        benchmark: How to find the fastest; ``None`` for the first that is accepted.
+        chain: The candidates, the passes of the later stages, and how to find the fastest.
+        args: The inputs, of which copies are made now.
+        is_wanted: Asked in the background, from time to time, if the graph may still be called.
+        tell: Called in the background with the decision, or why there is none.
     """
+    home = session.current()
+    copies = clones.copy_inputs(args, keep=request.weights)
+    called = dataclasses.replace(request, example_inputs=tuple(copies))
+    around = sandbox.surroundings()
 
-    request: GraphRequest
-    entries: Sequence[ChainEntry]
-    shared: SharedPasses
-    benchmark: select.Benchmark | None
+    def goes_on() -> bool:
+        return not home.background.is_ending and session.current() is home and is_wanted()
 
-    def begin(
-        self,
-        args: Sequence[Any],
-        is_wanted: Callable[[], bool],
-        tell: Callable[[Decision | sandbox.Undecided], None],
-    ) -> None:
-        """Begin with the inputs of a call.
+    def work() -> None:
+        if not goes_on():
+            return
+        try:
+            tell(sandbox.decide(called, *chain, beside=around, is_wanted=goes_on))
+        except Unwanted:
+            return
 
-        Args:
-            args: The inputs, of which copies are made now.
-            is_wanted: Asked in the background, from time to time, if the graph may still be called.
-            tell: Called in the background with the decision, or why there is none.
-        """
-        home = session.current()
-        copies = clones.copy_inputs(args, keep=self.request.weights)
-        request = dataclasses.replace(self.request, example_inputs=tuple(copies))
-        around = sandbox.surroundings()
-
-        def goes_on() -> bool:
-            return not home.background.is_ending and session.current() is home and is_wanted()
-
-        def work() -> None:
-            if not goes_on():
-                return
-            try:
-                chain = request, self.entries, self.shared, self.benchmark
-                tell(sandbox.decide(*chain, beside=around, is_wanted=goes_on))
-            except Unwanted:
-                return
-
-        home.background.submit(work)
+    home.background.submit(work)

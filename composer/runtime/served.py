@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from composer import _torch
+from composer import _torch, session
 from composer.chain import verify
 from composer.chain.sandbox import Undecided
 from composer.errors import SharedInputs, error_line
 from composer.records import Runtime
+from composer.runtime.background import Lull
 from composer.runtime.table import TABLE, Answer, Event, Next, State
 from composer.runtime.versions import UNSEEN, WRITTEN, Versions
 from composer.system import control_flow, forks
@@ -31,7 +32,6 @@ from composer.system.memory import free_memory, lacks_memory
 if TYPE_CHECKING:
     from composer.chain.select.decision import Decision
     from composer.graphs.comparison import Bounds
-    from composer.runtime.background import Selection
     from composer.runtime.backward import Backwards
     from composer.runtime.sampling import Sampler
     from composer.runtime.successors import Successors
@@ -69,11 +69,13 @@ class Built:
         engine: The engine that was accepted; ``None`` if that is eager, or if none was.
         order: The places in the chain of all candidates that may serve, best first.
         skipped: The places of candidates that were in quarantine already.
+        is_provisional: True if all are to be measured anew when no other load is left.
     """
 
     engine: Engine | None
     order: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
+    is_provisional: bool = False
 
 
 class _Kind(Enum):
@@ -113,7 +115,7 @@ class ServedGraph:
         runtime: Counts the calls.
         versions: Detects whether an engine wrote to its inputs.
         sampler: Compares every N-th call with eager; ``None`` if the policy does not ask for it.
-        selection: The choice that begins with the second call (``select`` with ``background``).
+        selects: True if a choice begins with the second call (``select`` with ``background``).
 
     Attributes:
         run: The callable that serves the graph now. It is replaced by a single assignment; a call
@@ -133,7 +135,8 @@ class ServedGraph:
         runtime: Runtime,
         versions: Versions,
         sampler: Sampler | None = None,
-        selection: Selection | None = None,
+        *,
+        selects: bool = False,
     ) -> None:
         self.run: Compiled
         self.engine: Engine | None
@@ -144,19 +147,20 @@ class ServedGraph:
         self._successors = successors
         self._runtime = runtime
         self._sampler = sampler
-        self._selection = selection
         self._decision: Decision | Undecided | None = None
         self._following: Decision | Undecided | None = None
         self._order = built.order
         self._place: int | None
         self._waits: dict[int, _Wait] = {}
-        self._begin_at = 1 if selection else _NEVER
+        self._begin_at = 1 if selects else _NEVER
+        self._lull: Lull | None = None
         self._every = sampler.every if sampler else _NEVER
         self._compare_at = self._every - 1
         self._retry_at = _NEVER
         self._leave_out(built.skipped)
         self.state = State.SERVING if built.engine else State.EAGER
         self._install(built.engine)
+        self._await_lull(provisional=built.is_provisional)
         self._reschedule()
 
     # Changes of the engine
@@ -205,7 +209,7 @@ class ServedGraph:
     def _follow(self, decision: Decision | Undecided, args: Sequence[Any]) -> None:
         self._following = None
         try:
-            built = self._successors.follow(decision, args)
+            built = self._successors.follow(decision, args, self.engine)
         except BaseException as error:
             self.decided(decision)  # if this is an interruption, the next call follows it
             control_flow.pass_on(error)
@@ -213,12 +217,22 @@ class ServedGraph:
             raise
         self._order = built.order
         self._take(built)
+        self._await_lull(provisional=built.is_provisional)
 
     def decided(self, decision: Decision | Undecided) -> None:
         """Have the next call follow a decision of the background."""
         with self.lock:
             self._decision = decision
             self._update_due()
+
+    def decided_anew(self, decision: Decision | Undecided) -> None:
+        """Have the next call follow a decision in place of a provisional one, if it lasts."""
+        if not isinstance(decision, Undecided):
+            session.current().background.allowance.settle(decision.cpu_seconds)
+            if decision.lasts:
+                self.decided(decision)
+                return
+        self._await_lull(provisional=True)
 
     def free(self) -> None:
         """Note that the program has dropped the graph."""
@@ -303,6 +317,14 @@ class ServedGraph:
         """Note the tick of the next special call; with the lock held."""
         following = min(self._compare_at, self._retry_at, self._begin_at)
         self.due = 0 if self._decision is not None else following + self._runtime.reads
+
+    def _await_lull(self, *, provisional: bool) -> None:
+        """Look some calls later if a provisional choice may be made anew."""
+        with self.lock:
+            self._lull = (self._lull or Lull()) if provisional else None
+            if self._lull is not None:
+                self._begin_at = self._runtime.calls + self._lull.calls
+            self._update_due()
 
     def _kind_of(self, number: int, run: Compiled) -> _Kind:
         """Return the kind of the call with the tick ``number``; to be asked once for each call."""
@@ -453,15 +475,18 @@ class ServedGraph:
         self._failed(event, error, run, "its backward raised")
 
     def _begin(self, run: Compiled, *args: Any) -> Any:
-        """Begin the background selection, and answer the call by ``run``."""
-        selection = cast("Selection", self._selection)
-        self._selection = None
+        """Begin the background selection if it may, and answer the call by ``run``."""
+        lull = self._lull
+        tell = self.decided if lull is None else self.decided_anew
         with self._beside():
             try:
-                selection.begin(args, self._is_wanted, self.decided)
+                if lull is None or lull.has_come():
+                    self._successors.begin_selection(args, self._is_wanted, tell)
+                else:
+                    self._await_lull(provisional=True)
             except BaseException as error:  # noqa: BLE001  # recorded: the call is made all the same
                 control_flow.pass_on(error)
-                self.decided(Undecided(error_line(error)))
+                tell(Undecided(error_line(error)))
         return self._looked_at(run)(*args)
 
     def _is_wanted(self) -> bool:

@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,6 +20,7 @@ from composer.chain import select, verify, walk
 from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.sandbox import Undecided
+from composer.chain.select.choice import Tried
 from composer.chain.select.decision import Decision
 from composer.errors import Refusal, first_line, text_of
 from composer.graphs import capture, collectives, writes
@@ -37,7 +38,8 @@ from composer.records import (
     Reason,
     Status,
 )
-from composer.runtime.background import Selection
+from composer.runtime import background
+from composer.runtime.background import Tell
 from composer.runtime.backward import Backwards, watched
 from composer.runtime.sampling import Sampler, cannot_undo
 from composer.runtime.served import Built, Engine, ServedGraph
@@ -89,19 +91,18 @@ class Successors:
         self.retry_after = policy.on_runtime_error.retry_after
         self.collective = collectives.meets_other_ranks(request.gm)
         self._benchmark = select.Benchmark.of(policy, resolved.cache)
+        self._measures_anew = background.measures_anew(resolved)
         self._unpublished: deque[CompileReport] = deque()
         self._unheard: list[tuple[int, CompileReport]] = []
         self._publishing = forks.lock()
 
-    def served(
-        self, outcome: Outcome, backwards: Backwards, selection: Selection | None
-    ) -> ServedGraph:
+    def served(self, outcome: Outcome, backwards: Backwards, *, selects: bool) -> ServedGraph:
         """Return the object that answers the graph's calls.
 
         Args:
             outcome: The result of trying the chain at the compile.
             backwards: The backwards that were compiled with it.
-            selection: The selection that begins with the second call; ``None`` for none.
+            selects: True if a background selection begins with the second call.
         """
         if outcome.chosen == EAGER:
             self.eager.adopt(outcome.compiled)
@@ -110,18 +111,21 @@ class Successors:
         order = places if outcome.ranking is None else outcome.ranking
         built = self._built(places, outcome, backwards, order)
         is_retried = bool(built.skipped) and self.retry_after is not None
-        may_serve = built.engine is not None or is_retried or selection is not None
+        may_serve = built.engine is not None or is_retried or selects or built.is_provisional
         samples = self._resolved.policy.verify.when == "sample" and not self.collective
         sampler = self._sampler() if may_serve and samples else None
         tracked, is_blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
         detects = may_serve and self.recovers and not is_blind
         versions = Versions(tracked, held, blind=not detects)
-        return ServedGraph(built, self, self.report.runtime, versions, sampler, selection)
+        return ServedGraph(built, self, self.report.runtime, versions, sampler, selects=selects)
 
-    def selection(self) -> Selection:
-        """Return the background selection for the graph."""
-        return Selection(self.request, self.entries, self.eager.shared, self._benchmark)
+    def begin_selection(
+        self, args: Sequence[Any], is_wanted: Callable[[], bool], tell: Tell
+    ) -> None:
+        """Begin the selection in the background (:func:`composer.runtime.background.begin`)."""
+        chain = self.entries, self.eager.shared, self._benchmark
+        background.begin(self.request, chain, args, is_wanted, tell)
 
     def _sampler(self) -> Sampler:
         return Sampler(
@@ -140,16 +144,20 @@ class Successors:
         outcome: Outcome,
         backwards: Backwards | None,
         order: tuple[int, ...] = (),
+        serving: Engine | None = None,
     ) -> Built:
         """Return an outcome for the served graph; it may cover only the first of the places."""
         attempts = dict(zip(places, outcome.attempts, strict=False))
         skipped = tuple(p for p, a in attempts.items() if a.reason is Reason.QUARANTINED)
+        provisional = self._measures_anew and any(map(_met_a_load, outcome.attempts))
         if outcome.chosen == EAGER:
-            return Built(None, order, skipped)
+            return Built(None, order, skipped, provisional)
+        if serving is not None and outcome.compiled is serving.compiled:
+            return Built(serving, order, skipped, provisional)
         place = next(place for place, attempt in attempts.items() if attempt.accepted)
         bounds = outcome.bounds or self._resolved.policy.verify.bounds
         run = _torch.breaks.undisabled(outcome.compiled)
-        return Built(Engine(run, place, bounds, backwards), order, skipped)
+        return Built(Engine(run, place, bounds, backwards), order, skipped, provisional)
 
     def _exact(self, args: Sequence[Any], request: GraphRequest) -> Values:
         """Return the eager fallback's values in float64 for the inputs of a call."""
@@ -171,7 +179,7 @@ class Successors:
     def failed(self, error: BaseException, what: str) -> None:
         """Record that the engine failed; if ``error`` is a Refusal, its numbers were wrong."""
         attempts = list(self.report.attempts)
-        place = max(i for i, attempt in enumerate(attempts) if attempt.accepted)
+        place = self._place_of_accepted()
         engine = attempts[place]
         at = f"at call {self.report.runtime.calls}: {first_line(text_of(error))}"
         if isinstance(error, Refusal):  # it answered, and a comparison found it wrong
@@ -188,6 +196,10 @@ class Successors:
                 traceback="".join(traceback.format_exception(error)),
             )
         self._record(tuple(attempts), EAGER)
+
+    def _place_of_accepted(self) -> int:
+        """Return the place in the record of the engine that serves."""
+        return max(i for i, each in enumerate(self.report.attempts) if each.accepted)
 
     def build(self, places: Sequence[int], args: Sequence[Any]) -> Built:
         """Build the candidates at these places in turn until one is accepted, and record them."""
@@ -211,13 +223,16 @@ class Successors:
         self._record(attempts, outcome.chosen, outcome)
         return self._built((place,), outcome, backwards).engine
 
-    def follow(self, decision: Decision | Undecided, args: Sequence[Any]) -> Built:
+    def follow(
+        self, decision: Decision | Undecided, args: Sequence[Any], serving: Engine | None
+    ) -> Built:
         """Build what the background has chosen, and record it.
 
         Args:
             decision: The decision; or why there is none. Then the first that is accepted here
                 serves.
             args: The inputs to build for.
+            serving: The engine that serves, which is not built again; ``None`` for eager.
         """
         places = tuple(range(len(self.entries)))
         with self._compiling(args) as (request, backwards):
@@ -225,10 +240,19 @@ class Successors:
                 outcome = self._first(request, decision)
             else:
                 chain = self.entries, self.eager, decision, self._benchmark
-                outcome = walk.follow(request, *chain)
+                outcome = walk.follow(request, *chain, self._already_built(serving))
         self._record(outcome.attempts, outcome.chosen, outcome)
         order = places if outcome.ranking is None else outcome.ranking
-        return self._built(places, outcome, backwards, order)
+        return self._built(places, outcome, backwards, order, serving)
+
+    def _already_built(self, serving: Engine | None) -> dict[int, Tried]:
+        """Return the engine that serves, by its place, as it was accepted."""
+        if serving is None:
+            return {}
+        attempt = self.report.attempts[self._place_of_accepted()]
+        passes = self.report.passes[len(self._early) :]
+        accepted = Tried(attempt, serving.compiled, passes=passes, bounds=serving.bounds)
+        return {serving.place: accepted}
 
     def _first(self, request: GraphRequest, undecided: Undecided) -> Outcome:
         """Walk the chain to the first that is accepted, and note why that one serves."""
@@ -288,6 +312,11 @@ class Successors:
         for mine in [each for each in self._unheard if each[0] == threading.get_ident()]:
             self._unheard.remove(mine)
             notices.warn_of_fallbacks(mine[1], asked_by_name=self._resolved.names_chain)
+
+
+def _met_a_load(attempt: Attempt) -> bool:
+    """Return True if other programs kept taking the cores when a candidate was measured."""
+    return isinstance(attempt.timing, dict) and bool(attempt.timing.get("under_load"))
 
 
 def _writable_inputs(

@@ -75,6 +75,7 @@ TABLE: Mapping[tuple[Event, State], Row] = {
     (Event.ACCEPTED, State.SERVING): Row(None, State.SERVING, Next.NEW),
     (Event.ACCEPTED, State.QUARANTINED): Row(None, State.SERVING, Next.NEW),
     (Event.ACCEPTED, State.EAGER): Row(None, State.SERVING, Next.NEW),
+    (Event.EXHAUSTED, State.SERVING): Row(None, State.EAGER, Next.EAGER),
     (Event.EXHAUSTED, State.QUARANTINED): Row(None, State.EAGER, Next.EAGER),
     (Event.EXHAUSTED, State.EAGER): Row(None, State.EAGER, Next.EAGER),
     (Event.FREED, State.SERVING): Row(None, State.FREED, Next.NOBODY),

@@ -9,6 +9,7 @@ no such thread and no tasks. When the process ends, no task is waited for: each 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -16,11 +17,46 @@ from composer.system import forks
 
 Task = Callable[[], None]
 
+_SHARE = 0.01
+"""Of the CPU time of this process, the share that goes into measuring anew."""
 
-class Worker:
-    """The background thread, which lives while there are tasks, and the tasks that wait."""
+_EXPECTED = 10.0
+"""CPU seconds that a measurement is expected to take, before one has been made."""
+
+
+class Allowance:
+    """The CPU time that this process may spend on measuring anew: 1 % of what it has used."""
 
     def __init__(self) -> None:
+        self._lock = forks.lock()
+        self._taken = 0.0
+        self._expected = _EXPECTED
+
+    def take(self) -> bool:
+        """Set the CPU time of one measurement aside; return False if there is not so much."""
+        with self._lock:
+            if self._taken + self._expected > _SHARE * time.process_time():
+                return False
+            self._taken += self._expected
+            return True
+
+    def settle(self, seconds: float) -> None:
+        """Note what a measurement took, for which time was set aside; the next may take as much."""
+        with self._lock:
+            self._taken += seconds - self._expected
+            self._expected = seconds
+
+
+class Worker:
+    """The background thread, which lives while there are tasks, and the tasks that wait.
+
+    Attributes:
+        is_ending: True if the process ends.
+        allowance: The CPU time for measuring anew.
+    """
+
+    def __init__(self) -> None:
+        self.allowance = Allowance()
         self._begin()
         forks.with_each_child(self, Worker._begin)  # a forked child has no such thread
         # ``atexit`` comes after other threads are waited for. No public way is earlier.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import engines
 import pytest
 import torch
-from common import compiled, in_child, last
+from common import in_child, last
 
 import composer
 from composer import session
@@ -24,6 +25,8 @@ from composer.chain.select.decision import Decision
 from composer.knowledge.verdict import Verdict
 from composer.records import Attempt, Reason, Status
 from composer.runtime import background
+from composer.system import disk, hardware
+from composer.system.background import Allowance
 from composer.system.subprocesses import Unwanted
 from composer.testing import FakeBackend, expect, settle
 
@@ -62,7 +65,9 @@ class Sandbox:
         self.unwanted = threading.Event()
         self.began = threading.Event()
 
-    def __call__(self, request: Any, *_: Any, is_wanted: Callable[[], bool], **__: Any) -> Any:
+    def __call__(
+        self, request: Any, entries: Any, *_: Any, is_wanted: Callable[[], bool], **__: Any
+    ) -> Any:
         self.inputs.append(request.example_inputs)
         self.began.set()
         while not self.may_end.wait(0.01):
@@ -70,17 +75,25 @@ class Sandbox:
                 self.unwanted.set()
                 raise Unwanted
         assert self.decision is not None
-        return self.decision
+        if isinstance(self.decision, Undecided):
+            return self.decision
+        names = [each.candidate.name for each in entries]
+        of_chain = zip(self.decision.attempts, names, strict=False)
+        named = tuple(dataclasses.replace(each, backend=name) for each, name in of_chain)
+        return dataclasses.replace(self.decision, attempts=named)
 
-    def decides(self, *ranking: int, places: int = 2) -> None:
+    def decides(
+        self, *ranking: int, places: int = 2, under_load: bool = False, lasts: bool = True
+    ) -> None:
         """Have it decide for the candidates at these places, best first."""
-        attempts = [self._attempt(place, ranking) for place in range(places)]
-        self.decision = Decision(tuple(attempts), ranking)
+        timing = TIMED | ({"under_load": True} if under_load else {})
+        attempts = [self._attempt(place, ranking).timed(timing) for place in range(places)]
+        self.decision = Decision(tuple(attempts), ranking, lasts)
 
     def _attempt(self, place: int, ranking: tuple[int, ...]) -> Attempt:
         if ranking[:1] == (place,):
-            return Attempt("x", Status.SUCCEEDED, None, "", 2.0, timing=TIMED)
-        return Attempt("x", Status.NOT_CHOSEN, Reason.SLOWER, "slower", 2.0, timing=TIMED)
+            return Attempt("x", Status.SUCCEEDED, None, "", 2.0)
+        return Attempt("x", Status.NOT_CHOSEN, Reason.SLOWER, "slower", 2.0)
 
 
 @pytest.fixture
@@ -92,7 +105,9 @@ def sandbox(monkeypatch: pytest.MonkeyPatch) -> Sandbox:
 
 def beside(function: Any, *chain: Any, **options: Any) -> Any:
     """Compile with a selection in the background."""
-    return compiled(function, *chain, **{"verify": "off", "select": FASTEST} | options)
+    dynamic = options.pop("dynamic", None)
+    options = {"chain": list(chain), "verify": "off", "select": FASTEST} | options
+    return torch.compile(function, backend="composer", options=options, dynamic=dynamic)
 
 
 def test_eager_answers_until_the_choice_is_loaded_at_one_call(sandbox: Sandbox) -> None:
@@ -368,6 +383,182 @@ def test_strict_builds_at_the_first_call(sandbox: Sandbox) -> None:
     f(torch.ones(2))
     assert sandbox.inputs == []
     assert last().chosen == "fake_honest"
+
+
+class Quiet:
+    """Stands for a lull: the load is gone, or not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_come = False
+        monkeypatch.setattr(background.Lull, "has_come", lambda _: self.has_come)
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
+    return Quiet(monkeypatch)
+
+
+def provisional(sandbox: Sandbox, *chain: Any, **options: Any) -> Any:
+    """Compile with a selection in the background, which the sandbox makes beside a load."""
+    sandbox.decides(0, 1, under_load=True)
+    f = beside(torch.sin, *chain, **options)
+    for _ in range(3):
+        f(torch.ones(2))
+        settle()
+    return f
+
+
+def call(f: Any, times: int = 3) -> None:
+    """Call it, and wait for the background after each call."""
+    for _ in range(times):
+        assert torch.equal(f(torch.ones(2)), torch.ones(2).sin())
+        settle()
+
+
+def test_choice_beside_a_load_is_made_anew_when_the_load_is_gone(
+    sandbox: Sandbox, quiet: Quiet
+) -> None:
+    """The engine serves until then. The change is recorded, and the new verdict is learnt."""
+    f = provisional(sandbox, "aot_eager", "eager")
+    call(f)
+    assert (last().chosen, len(sandbox.inputs)) == ("aot_eager", 1)
+    assert [e.facts["candidates"][0]["timing"]["under_load"] for e in Verdict.cache().entries()]
+    sandbox.decides(1, 0)
+    quiet.has_come = True
+    call(f)
+    assert (last().chosen, len(sandbox.inputs)) == ("eager", 2)
+    assert [str(each.status) for each in last().attempts] == ["not_chosen", "succeeded"]
+    (entry,) = Verdict.cache().entries()
+    assert entry.facts["chosen"] == "eager"
+    assert "under_load" not in entry.facts["candidates"][0]["timing"]
+    call(f)
+    assert len(sandbox.inputs) == 2
+
+
+def test_engine_that_wins_again_is_not_built_again(sandbox: Sandbox, quiet: Quiet) -> None:
+    """Only the record has other times."""
+    first, second = FakeBackend(name="first"), FakeBackend(name="second")
+    f = provisional(sandbox, first, second)
+    assert last().attempts[0].timing["under_load"]
+    sandbox.decides(0, 1)
+    quiet.has_come = True
+    call(f)
+    assert (last().chosen, first.compiles, second.compiles) == ("first", 1, 0)
+    assert last().attempts[0].timing == TIMED
+    assert last().attempts[0].engine["built_apart"] == {"seconds": 2.0}
+    assert len(sandbox.inputs) == 2
+
+
+def test_eager_takes_over_where_it_is_found_to_be_the_fastest(
+    sandbox: Sandbox, quiet: Quiet
+) -> None:
+    """And an engine from eager, if that was the provisional choice."""
+    f = provisional(sandbox, FakeBackend(), FakeBackend(name="second"))
+    quiet.has_come = True
+    sandbox.decides(under_load=True)
+    call(f)
+    assert last().chosen == "eager"
+    sandbox.decides(1, 0)
+    call(f)
+    assert last().chosen == "second"
+
+
+def test_provisional_choice_stays_where_it_cannot_be_made_anew(
+    sandbox: Sandbox, quiet: Quiet
+) -> None:
+    """It was measured, after all; and the next lull is waited for."""
+    f = provisional(sandbox, FakeBackend(), FakeBackend(name="second"))
+    quiet.has_come = True
+    sandbox.decision = Undecided("there is too little memory")
+    call(f)
+    assert sandbox.decision is not None
+    asked = len(sandbox.inputs)
+    sandbox.decides(1, 0, lasts=False)
+    call(f)
+    assert len(sandbox.inputs) > asked > 1
+    assert last().chosen == "fake_honest"
+    sandbox.decides(1, 0)
+    call(f)
+    assert last().chosen == "second"
+
+
+def test_engine_that_fails_meanwhile_does_not_come_back(sandbox: Sandbox, quiet: Quiet) -> None:
+    """The decision that is made anew leaves out who is in quarantine."""
+    f = provisional(sandbox, FakeBackend("raises", at=3), FakeBackend(name="second"), verify="off")
+    call(f)
+    assert last().chosen == "second"
+    quiet.has_come = True
+    sandbox.decides(0, 1)
+    call(f)
+    assert (last().chosen, last().runtime.fallbacks) == ("second", 1)
+
+
+@pytest.mark.parametrize(("options", "asked"), [({}, 1), ({"isolate": False}, 0)])
+def test_verdict_of_an_earlier_process_serves_and_is_made_anew(
+    options: dict[str, Any],
+    asked: int,
+    sandbox: Sandbox,
+    quiet: Quiet,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But not where the policy wants no child process."""
+    f = provisional(sandbox, "aot_eager", "eager", **options)
+    sandbox.inputs.clear()
+    monkeypatch.setattr(disk, "_PROCESS", "another")
+    composer.reset()
+    torch.compiler.reset()
+    quiet.has_come = True
+    sandbox.decides(1, 0)
+    f = beside(torch.sin, "aot_eager", "eager", **options)
+    f(torch.ones(2))
+    assert last().chosen == "aot_eager"
+    call(f)
+    assert len(sandbox.inputs) == asked
+    assert last().chosen == ("eager" if asked else "aot_eager")
+
+
+def test_lull_is_some_seconds_without_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks after more and more calls until those take as long, and waits for CPU time."""
+    now, is_loaded, cpu = 0.0, True, 2000.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "process_time", lambda: cpu)
+    monkeypatch.setattr(hardware.Waits, "beside_load", lambda _: is_loaded)
+    monkeypatch.setattr(session.current().background, "allowance", Allowance())
+    lull = background.Lull()
+
+    def looks(seconds: float) -> bool:
+        nonlocal now
+        now += seconds
+        return lull.has_come()
+
+    assert not looks(1.0)
+    assert not looks(2.0)
+    assert lull.calls == 4
+    assert not looks(8.0)  # there was a load
+    is_loaded = False
+    assert not looks(9.0)
+    assert lull.calls == 8
+    assert looks(2.0)
+    assert not looks(11.0)  # the next takes twice as long
+    assert looks(10.0)
+    assert not looks(100.0)  # there is no CPU time left
+    cpu = 3000.0
+    assert looks(100.0)
+
+
+def test_measuring_anew_takes_a_hundredth_of_the_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the process has used. What one has taken is expected of the next."""
+    cpu = 999.0
+    monkeypatch.setattr(time, "process_time", lambda: cpu)
+    allowance = Allowance()
+    assert not allowance.take()
+    cpu = 1001.0
+    assert allowance.take()
+    allowance.settle(30.0)
+    cpu = 5999.0
+    assert not allowance.take()
+    cpu = 6001.0
+    assert allowance.take()
 
 
 @SLOW

@@ -100,7 +100,7 @@ class FakeSuccessors:
                 self.faults.append(f"{error} is given up although {self.chosen} serves")
             self.record += [f"{what} {error}", EAGER]
 
-    def follow(self, decision: Any, args: Sequence[Any]) -> Built:
+    def follow(self, decision: Any, args: Sequence[Any], serving: Engine | None) -> Built:
         """Build the candidate at the place that was decided for; none if it is ``None``."""
         with self.alone():
             self.record.append(EAGER if decision.place is None else decision.place)

@@ -124,7 +124,8 @@ def _decide(
             under_way.bar(refusal, beside=beside is not None)
         else:
             attempts = parcel.attempts_of(answer)
-            return under_way.decided(attempts, answer["ranking"], lasts=answer["lasts"])
+            decision = under_way.decided(attempts, answer["ranking"], lasts=answer["lasts"])
+            return dataclasses.replace(decision, cpu_seconds=answer["cpu_seconds"])
 
 
 def _ask(

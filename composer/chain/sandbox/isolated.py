@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -68,6 +69,7 @@ def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
         "attempts": plain(outcome.attempts),
         "ranking": _ranking(outcome, len(entries)),
         "lasts": deserves_verdict(outcome),
+        "cpu_seconds": sum(os.times()[:4]),
     }
 
 

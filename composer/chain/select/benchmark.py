@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from composer.chain import verify
-from composer.chain.select.rules import TIE, at_most, mean, times_as_fast
+from composer.chain.select.rules import TIE, at_most, ratios, times_as_fast
 from composer.policy import Cache, Policy
 from composer.records import GraphRequest
 
@@ -41,11 +42,13 @@ class Benchmark:
         seconds: How long it may take in all; ``None`` for a share of the build time.
         calls: The number of calls over which the build time is spread; ``None`` leaves it out.
         cache: The settings of what is kept on disk. Under ``strict`` no verdict is.
+        background: True if the choice is made in the background, and a provisional one anew.
     """
 
     seconds: float | None = None
     calls: int | None = None
     cache: Cache = Cache(verdicts=0.0)  # noqa: RUF009  # frozen
+    background: bool = False
 
     @staticmethod
     def of(policy: Policy, cache: Cache) -> Benchmark | None:
@@ -56,7 +59,7 @@ class Benchmark:
         calls = select.calls if select.objective == "amortised" else None
         if policy.strict:
             cache = cache.model_copy(update={"verdicts": 0.0})
-        return Benchmark(select.seconds, calls, cache)
+        return Benchmark(select.seconds, calls, cache, select.background)
 
     @property
     def least_seconds(self) -> float:
@@ -102,13 +105,18 @@ class Timing:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a call: the mean of the samples, outliers cut."""
-        return mean(self.samples)
+        """Seconds of a call: the median of the samples."""
+        return statistics.median(self.samples)
 
     @property
     def cost(self) -> float:
-        """The figure that participants are compared by: seconds of a call plus the build share."""
+        """Seconds of a call plus the build share."""
         return self.seconds + self.build_share
+
+    @property
+    def costs(self) -> list[float]:
+        """What participants are compared by, round by round: the samples plus the build share."""
+        return [each + self.build_share for each in self.samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +162,9 @@ class Result:
             return [place for place in range(participants) if place not in self.errors]
         if self.winner == self.fallback:
             return [self.fallback]
-        limit = TIE * self.timings[self.fallback].cost
-        costs = {place: timing.cost for place, timing in self.timings.items()}
-        by_cost = sorted(at_most(limit, costs), key=costs.__getitem__)
+        eager = self.timings[self.fallback].costs
+        costs = {p: statistics.median(ratios(eager, e.costs)) for p, e in self.timings.items()}
+        by_cost = sorted(at_most(TIE, costs), key=costs.__getitem__)
         return list(dict.fromkeys((self.winner, *by_cost)))
 
     def figures(self, place: int) -> dict[str, Any]:
@@ -165,7 +173,7 @@ class Result:
         figures: dict[str, Any] = {
             "ms": in_ms(timing.seconds),
             "least_ms": in_ms(min(timing.samples)),
-            "ratio": round(timing.seconds / self.best.seconds, 4),
+            "ratio": round(statistics.median(ratios(self.best.samples, timing.samples)), 4),
             "rounds": timing.rounds,
             "eager_ms": in_ms(eager.seconds),
             "seconds": round(self.seconds, 4),

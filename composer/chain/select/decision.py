@@ -21,12 +21,14 @@ class Decision:
         ranking: The places of the candidates that may serve, best first. Empty if eager is to.
         lasts: False if it would probably differ the next time.
         in_sandbox: True if a sandbox has run the candidates on this graph just now.
+        cpu_seconds: CPU time that the sandbox took.
     """
 
     attempts: tuple[Attempt, ...]
     ranking: tuple[int, ...]
     lasts: bool = True
     in_sandbox: bool = True
+    cpu_seconds: float = 0.0
 
     def outcome(self, place: int | None, serves: Tried, refused: Mapping[int, Tried]) -> Outcome:
         """Return the outcome of a walk that follows this decision.
@@ -52,12 +54,15 @@ class Decision:
         )
 
     def _built_here(self, place: int, attempt: Attempt) -> Attempt:
-        """Return an attempt of now with the measured times, and the seconds of its first build."""
+        """Return an attempt of now with the measured times, and the seconds of its first build.
+
+        An engine that serves already keeps the seconds of the build before it served.
+        """
         if place >= len(self.attempts):
             return attempt
         earlier = self.attempts[place]
         if earlier.seconds:
-            facts = attempt.engine | {"built_apart": {"seconds": round(earlier.seconds, 3)}}
+            facts = {"built_apart": {"seconds": round(earlier.seconds, 3)}} | attempt.engine
             attempt = dataclasses.replace(attempt, engine=facts)
         return attempt.timed(earlier.timing)
 

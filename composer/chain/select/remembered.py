@@ -19,6 +19,8 @@ from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.quarantine import Quarantined
 from composer.knowledge.verdict import CandidateRecord, Verdict, deserves_verdict
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status, plain
+from composer.system import hardware
+from composer.system.disk import this_process
 
 
 def fingerprint_of(request: GraphRequest, entries: Sequence[ChainEntry]) -> Fingerprint:
@@ -35,12 +37,25 @@ def recall(whole: Fingerprint, benchmark: Benchmark) -> Known[Verdict]:
         return known
     if verdict.has_too_few_rounds and benchmark.least_seconds > verdict.seconds:
         return Known()
+    if verdict.is_provisional and _is_measured_anew(verdict, benchmark):
+        return Known()
     if verdict.winner is not None:
         winner = Fingerprint(whole.request, (whole.candidates[verdict.winner],))
         if knowledge.recall(Quarantined, winner, benchmark.cache).fact:
             return Known()
     knowledge.unkept[whole.request.graph_key] = known.trouble
     return known
+
+
+def _is_measured_anew(verdict: Verdict, benchmark: Benchmark) -> bool:
+    """Return True if a provisional verdict is not to serve, because all are to be measured now.
+
+    In the background it serves until it is replaced. In the foreground nothing runs beside the
+    program, so the next process measures at its first call, unless it meets a load as well.
+    """
+    if benchmark.background or verdict.process == this_process():
+        return False
+    return not hardware.Waits().beside_load()
 
 
 def keep(whole: Fingerprint, benchmark: Benchmark, outcome: Outcome) -> None:
@@ -104,7 +119,7 @@ def _slower(each: CandidateRecord, verdict: Verdict) -> str:
         message += ", its build counted"
     message += f"; {best.who} takes {best.milliseconds:.3g} ms, as measured on {_date(verdict)}"
     is_tie = lost_a_tie(each.milliseconds, best.milliseconds)
-    return choice.with_circumstances(message, is_tie=is_tie, under_load=verdict.under_load)
+    return choice.with_circumstances(message, is_tie=is_tie, under_load=verdict.is_provisional)
 
 
 def _refused(each: CandidateRecord, verdict: Verdict) -> str:

@@ -5,8 +5,9 @@ first call's inputs. In training a call is a forward and a backward. Changes by 
 
 - *Rounds, not blocks.* The machine may be busy with other things as well. A round takes one sample
   of each participant, in an order drawn anew for each round. So a load that comes and goes meets
-  all of them alike, and rounds are compared as pairs. A sample is the mean time of some calls.
-- *Length of samples.* :mod:`composer.chain.select.lengths` decides it. It depends on the load.
+  all of them alike, and participants are compared by the ratios of each round. A sample is the mean
+  time of some calls.
+- *Length of samples.* :mod:`composer.chain.select.lengths` decides it.
 - *Winning and leaving.* :mod:`composer.chain.select.rules` decides who is out and who has won.
 - *The time is bounded.* No sample begins that would probably end too late, judged by the
   participant's earlier samples. A call cannot be interrupted, so one that takes longer than before
@@ -20,9 +21,10 @@ import contextlib
 import dataclasses
 import math
 import random
+import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from composer.chain.select import lengths
 from composer.chain.select.benchmark import Budget, Participant, Result, Timing
@@ -31,13 +33,14 @@ from composer.chain.select.rules import (
     TIE,
     at_most,
     first_of_the_best,
-    mean,
+    in_front,
     surely_ahead,
 )
 from composer.chain.select.timer import Timer
 from composer.errors import error_line, without_locals
 from composer.records import GraphRequest
 from composer.system import control_flow
+from composer.system.hardware import Waits
 
 
 class _Undecided(Exception):
@@ -67,8 +70,10 @@ def measure(
             timer = _timer(request, laid_out)
             rounds = _Rounds(participants, timer, budget, errors)
             rounds.warm_up()
+            waits = Waits.from_now()
             rounds.run()
-        result = rounds.result()
+            under_load = waits.beside_load()
+        result = dataclasses.replace(rounds.result(), under_load=under_load)
     except _Undecided as undecided:
         result = Result(None, {}, errors, str(undecided))
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
@@ -138,76 +143,34 @@ class _Rounds:
         A round that is not completed is not used.
         """
         for number in range(lengths.MOST_ROUNDS):
-            is_long = number >= lengths.SCOUTING and self._run_long()
-            if is_long or self._is_settled():
+            if self._is_settled():
                 return
             if not self._fits(number):
                 self._narrow()
                 if self._is_settled() or not self._fits(number):
                     return
             times: dict[int, float] = {}
-            for place in self._drawn():
-                plan = self._short_sample(place, number)
+            # The order is drawn, so that nobody always runs behind the same one.
+            for place in self._order.sample(self._alive, len(self._alive)):
+                plan = self._planned(place, number)
                 if self._is_over(after=plan.seconds(self._usual(place))):
                     return
                 times[place] = self._sample(place, plan)
-            self._add(times)
-
-    def _run_long(self) -> bool:
-        """Take rounds of long samples if there is a load. Only these rounds count then.
-
-        Returns:
-            True if there was a load, and time for a round.
-        """
-        if self._is_settled() or not self._is_under_load():
-            return False
-        if not self._least_rounds:
-            self._send_off_far()
-        for number in range(lengths.MOST_ROUNDS):
-            if self._is_settled():
-                return True
-            left = self._deadline - time.perf_counter()
-            usual = {place: self._usual(place) for place in self._alive}
-            share = lengths.share_of(left, usual.values(), self._least_rounds - number)
-            if share is None:
-                return number > 0
-            plans = {place: lengths.long_sample(usual[place], share) for place in self._drawn()}
-            times = {place: self._sample(place, plan) for place, plan in plans.items()}
-            if number == 0:
-                self._samples |= {place: [] for place in self._alive}
-            self._add(times)
-        return True
-
-    def _drawn(self) -> list[int]:
-        """Return the participants in the order of the next round."""
-        return self._order.sample(self._alive, len(self._alive))
-
-    def _add(self, times: Mapping[int, float]) -> None:
-        """Add the samples of a round, and drop the participants that are surely behind."""
-        for place in self._alive:
-            self._samples[place].append(times[place])
-        self._send_off()
-
-    def _is_under_load(self) -> bool:
-        return self._timer.waiting > lengths.BUSY
-
-    def _send_off_far(self) -> None:
-        """Drop the participants whose best sample is far behind another's worst."""
-        least_worst = min(max(self._costs(place)) for place in self._alive)
-        bests = {place: min(self._costs(place)) for place in self._alive}
-        self._alive = at_most(lengths.FAR * least_worst, bests)
+            for place in self._alive:
+                self._samples[place].append(times[place])
+            self._send_off()
 
     def _fits(self, number: int) -> bool:
         """Return True if there is time for the short samples of this round."""
-        plans = {place: self._short_sample(place, number) for place in self._alive}
+        plans = {place: self._planned(place, number) for place in self._alive}
         taken = sum(plan.seconds(self._usual(place)) for place, plan in plans.items())
         return not self._is_over(after=taken)
 
-    def _short_sample(self, place: int, number: int) -> Plan:
-        return lengths.short_sample(self._usual(place), number)
+    def _planned(self, place: int, number: int) -> Plan:
+        return lengths.sample(self._usual(place), number)
 
     def _usual(self, place: int) -> float:
-        return mean(self._samples[place] or [self._warm[place]])
+        return statistics.median(self._samples[place] or [self._warm[place]])
 
     def _narrow(self) -> None:
         """Let only participants close to the fastest go on, because time is short.
@@ -228,7 +191,7 @@ class _Rounds:
         handled = sys.exception()
         run = self._participants[place].run
         try:
-            return self._timer.time(run, plan.calls, plan.lead, plan.least)
+            return self._timer.time(run, plan.calls, plan.lead)
         except BaseException as error:  # noqa: BLE001  # recorded: its attempt has failed
             control_flow.pass_on(error)
             if place == len(self._participants) - 1:
@@ -248,8 +211,7 @@ class _Rounds:
         """Drop the participants that are surely behind the one in front."""
         if not self._alive:
             return
-        front = min(self._alive, key=lambda place: mean(self._costs(place)))
-        best = self._costs(front)
+        best = self._costs(in_front({place: self._costs(place) for place in self._alive}))
         if len(best) < self._least_rounds:
             return
         # Nobody is surely ahead of itself, so the one in front stays.
@@ -272,11 +234,10 @@ class _Rounds:
             _Undecided: all participants that were not surely behind have raised.
         """
         timings = {p: self._timing(p) for p in self._samples if p not in self._errors}
-        costs = {p: timings[p].cost for p in sorted((*self._alive, *self._waiting))}
+        costs = {p: timings[p].costs for p in sorted((*self._alive, *self._waiting))}
         if not costs:
             raise _Undecided("all that were left raised")
-        winner, loaded = first_of_the_best(costs), self._is_under_load()
-        return Result(winner, timings, self._errors, under_load=loaded)
+        return Result(first_of_the_best(costs), timings, self._errors)
 
     def _timing(self, place: int) -> Timing:
         samples, build_share = self._samples[place], self._participants[place].build_share

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from composer.errors import refuse
 from composer.graphs import clones, writes
 from composer.graphs.comparison import devices, pattern, requires_grad
 from composer.records import GraphRequest, Reason, Status
-from composer.system import hardware
 
 
 class Timer:
@@ -38,19 +36,6 @@ class Timer:
         self._leaves: list[torch.Tensor] = []
         self._weights: dict[int, torch.Tensor] = {}
         self._devices = _accelerators(self._inputs)
-        self._seconds = self._waits = 0.0
-
-    @property
-    def waiting(self) -> float:
-        """The share of the samples' time for which a thread waited for a core that others used.
-
-        The time for which the process's own threads wait for each other is left out.
-        """
-        if not self._seconds:
-            return 0.0
-        threads = torch.get_num_threads()
-        for_each_other = max(1 - hardware.cores() / threads, 0.0)
-        return max(self._waits / (threads * self._seconds) - for_each_other, 0.0)
 
     @contextlib.contextmanager
     def laid_out(self) -> Iterator[None]:
@@ -76,43 +61,26 @@ class Timer:
         sources = filter(requires_grad, (*copies, *self._request.gm.parameters()))
         self._leaves = [each for each in sources if each.is_leaf]
 
-    def time(self, run: Callable[..., Any], calls: int, lead: float, least: float) -> float:
+    def time(self, run: Callable[..., Any], calls: int, lead: float) -> float:
         """Return the seconds of a call, from several calls together, or one if the graph writes.
 
         Args:
             run: The callable.
             calls: How many calls to time together.
             lead: Seconds of calls before timing begins; at least one call unless it is 0.
-            least: Seconds for which to repeat the timing; 0 to do it once.
 
         Raises:
             Refusal: ``rejected``, if parameters were written to that the graph does not write to.
             Exception: whatever ``run`` raises.
         """
-        with self._watched():
-            seconds = self._time(run, calls, lead, least)
+        until = time.perf_counter() + lead
+        while lead and time.perf_counter() < until:
+            self._timed(run, 1)
+        seconds = self._timed(run, calls)
         if self._knows_writes and self._left_alone.written():
             self._left_alone = clones.LeftAlone(self._request)  # do not blame the next participant
             refuse(Status.REJECTED, Reason.MUTATED_INPUTS, verify.WROTE_TO_WEIGHTS)
         return seconds
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Add the sample's time and its threads' waits. A reading takes 20 us for each thread."""
-        before, started = hardware.seconds_without_a_core(), time.perf_counter()
-        yield
-        self._seconds += time.perf_counter() - started
-        self._waits += max(hardware.seconds_without_a_core() - before, 0.0)
-
-    def _time(self, run: Callable[..., Any], calls: int, lead: float, least: float) -> float:
-        until = time.perf_counter() + lead
-        while lead and time.perf_counter() < until:
-            self._timed(run, 1)
-        until = time.perf_counter() + least
-        taken = [self._timed(run, calls)]
-        while time.perf_counter() < until:
-            taken.append(self._timed(run, calls))
-        return statistics.fmean(taken)
 
     def _timed(self, run: Callable[..., Any], calls: int) -> float:
         if self._writes:

@@ -187,6 +187,7 @@ def test_winner_is_built_here_and_has_the_times_of_the_sandbox(asked: Asked) -> 
         ],
         "ranking": [1, 0],
         "lasts": True,
+        "cpu_seconds": 1.5,
     }
     other = FakeBackend()
     fastest(torch.sin, other, engines.honest)(torch.ones(3))
@@ -206,6 +207,7 @@ def test_next_of_the_ranking_serves_where_the_winner_is_refused_here(asked: Aske
         ],
         "ranking": [0, 1],
         "lasts": True,
+        "cpu_seconds": 1.5,
     }
     fastest(torch.sin, FakeBackend("raises"), engines.honest)(torch.ones(3))
     assert last().chosen == "honest"
@@ -216,7 +218,7 @@ def test_eager_serves_where_it_is_the_fastest(asked: Asked) -> None:
     """No engine is built."""
     backend = FakeBackend()
     slower = written("fake", "not_chosen", "slower", timing=TIMED)
-    asked.answer = {"attempts": [slower], "ranking": [], "lasts": True}
+    asked.answer = {"attempts": [slower], "ranking": [], "lasts": True, "cpu_seconds": 1.5}
     fastest(torch.sin, backend)(torch.ones(3))
     assert (last().chosen, backend.compiles) == ("eager", 0)
 
@@ -232,6 +234,7 @@ def test_another_sandbox_goes_on_without_an_engine_that_ended_the_first(asked: A
         ],
         "ranking": [1],
         "lasts": True,
+        "cpu_seconds": 1.5,
     }
     ended = FakeBackend()
     fastest(torch.sin, ended, engines.honest, timeout=7, memory_limit=100)(torch.ones(3))
@@ -246,7 +249,7 @@ def test_crash_is_remembered(asked: Asked) -> None:
     asked.steps = [(0, [])]
     asked.errors = [SandboxRefusal(Status.CRASHED, Reason.CRASHED, "ended")]
     barred = written("honest", "skipped", "policy")
-    asked.answer = {"attempts": [barred], "ranking": [], "lasts": True}
+    asked.answer = {"attempts": [barred], "ranking": [], "lasts": True, "cpu_seconds": 1.5}
     for options in ({}, {"isolate": False}):
         torch.compiler.reset()
         fastest(torch.sin, engines.honest, **options)(torch.ones(3))
@@ -275,7 +278,7 @@ def test_one_engine_at_most_serves_where_nothing_could_be_measured(asked: Asked)
 def test_remembered_winner_is_isolated_if_the_policy_says_so(asked: Asked) -> None:
     """Another machine may have run it."""
     winner = written("honest", "succeeded", timing=TIMED)
-    asked.answer = {"attempts": [winner], "ranking": [0], "lasts": True}
+    asked.answer = {"attempts": [winner], "ranking": [0], "lasts": True, "cpu_seconds": 1.5}
     for options in ({}, {"isolate": True}):
         torch.compiler.reset()
         fastest(torch.sin, engines.honest, **options)(torch.ones(3))
@@ -358,7 +361,7 @@ def test_trouble_that_is_no_engines_is_no_outcome(error: Exception | None, asked
     """The engines are measured in this process."""
     asked.errors = [error] if error else []
     asked.steps = [(0, [])]
-    asked.answer = {**ANSWER, "lasts": True}
+    asked.answer = {**ANSWER, "lasts": True, "cpu_seconds": 1.5}
     backend = FakeBackend()
     fastest(torch.sin, backend)(torch.ones(3))
     assert backend.compiles == 1

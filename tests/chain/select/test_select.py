@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from common import compiled, last
 import composer
 from composer import _torch
 from composer.chain import select
+from composer.chain.select import rules
 from composer.chain.select.rules import lost_a_tie
 from composer.chain.select.timer import Timer
 from composer.errors import CandidateError, OptionError
@@ -509,7 +510,7 @@ CALLS = {"far": [0.2], "near": [0.11], "best": [0.1], "floor": [0.25]}
         (select.Budget(1.2, 5.0), {"far": 0, "near": 2, "best": 2, "floor": 0}),
         (select.Budget(0.7, 5.0), {"far": 0, "near": 0, "best": 0, "floor": 0}),
         (select.Budget(1.4), {"far": 0, "near": 0, "best": 0, "floor": 0}),
-        (select.Budget(5.0, 4.0), {"far": 6, "near": 6, "best": 6, "floor": 6}),
+        (select.Budget(5.7, 4.0), {"far": 6, "near": 10, "best": 10, "floor": 6}),
     ],
 )
 def test_long_calls_are_measured_within_a_short_time(
@@ -661,8 +662,8 @@ BURSTS = [1.0, 4.0] * 6
         ([1.0] * 3, [3.5] * 3, False),
         ([1.0] * 4, [2.0] * 4, False),
         ([1.0] * 6, [1.6] * 6, True),
-        ([1.0] * 5, [1.1] * 5, False),
-        ([1.0] * 6, [1.1] * 6, True),
+        ([1.0] * 9, [1.1] * 9, False),
+        ([1.0] * 10, [1.1] * 10, True),
         (STEADY, [1.05] * 12, True),
         (STEADY, [1.01] * 12, False),
         (STEADY, STEADY, False),
@@ -671,7 +672,8 @@ BURSTS = [1.0, 4.0] * 6
         (BURSTS, [1.1 * each for each in BURSTS], True),
         (STEADY, [1.0] * 11 + [1000.0], False),
         ([1.0] * 8 + [3.0] * 4, [1.0] * 4 + [3.0] * 8, False),
-        ([1.0] * 28 + [3.0] * 4, [1.0] * 4 + [3.0] * 28, True),
+        ([1.0] * 30 + [3.0] * 2, [1.0] * 2 + [3.0] * 30, True),
+        ([1.0, 5.0, 50.0] * 4, [1.1, 5.5, 55.0] * 4, True),
     ],
 )
 def test_who_is_surely_ahead(front: Sequence[float], other: Sequence[float], ahead: bool) -> None:
@@ -686,13 +688,30 @@ def test_who_is_surely_no_slower() -> None:
     assert not select.surely_ahead([], [], select.TIE)
 
 
+def test_load_that_comes_and_goes_leaves_the_ratios_of_the_rounds() -> None:
+    """The one in front has the least ratio to the others, whatever the means of its times are."""
+    loads = [1.0, 1.0, 9.0, 1.0, 30.0]
+    costs = {7: [1.2 * each for each in loads], 3: loads, 5: [1.01 * each for each in loads]}
+    assert rules.in_front(costs) == 3
+    assert rules.first_of_the_best(costs) == 3
+    assert rules.first_of_the_best({5: costs[5], 3: costs[3]}) == 5
+    stalls_once = {0: [1.0, 1.0, 1.0, 1.0, 1000.0], 1: [1.1] * 5}
+    assert rules.first_of_the_best(stalls_once) == 0
+
+
+def test_only_rounds_that_both_took_part_in_are_compared() -> None:
+    """One that left early was measured at a quieter time."""
+    costs = {0: [1.5, 1.5], 1: [1.0, 1.0, 3.0, 3.0, 3.0]}
+    assert rules.first_of_the_best(costs) == 1
+
+
 def test_samples_grow_while_nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A load shows in long samples only."""
+    """At most to 160 ms."""
     lengths, noise = [], random.Random(0)
 
-    def time_taken(timer: Timer, run: Any, calls: int, lead: float, least: float) -> float:
+    def time_taken(timer: Timer, run: Any, calls: int, lead: float) -> float:
         lengths.append(calls * 0.001)
-        return noise.choice((0.0005, 0.0015))
+        return noise.choice((0.0009, 0.0011))
 
     monkeypatch.setattr(Timer, "time", time_taken)
     assert measure_two() == 40
@@ -708,130 +727,40 @@ def measure_two() -> int:
     return rounds
 
 
-QUIET, LOADED = 0.05, 0.2
-"""The share of its time for which a thread waits for a core."""
-
-
-@dataclass
-class Clock:
-    """What the benchmark takes for the time, by how long calls are said to take.
-
-    Attributes:
-        waiting: The share of the time for which a thread waits for a core.
-        now: The seconds so far.
-        samples: Seconds of each sample, its lead included, and of the lead.
-    """
-
-    waiting: float
-    now: float = 0.0
-    samples: list[tuple[float, float]] = field(default_factory=list)
-
-    def take(self, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], float]) -> None:
-        """Have time pass by ``call``, which says what one call of something takes."""
-        time_taken = Timer.time
-
-        def timed(timer: Timer, run: Any, calls: int, lead: float, least: float = 0.0) -> float:
-            before = self.now
-            taken = time_taken(timer, run, calls, lead, least)
-            self.samples.append((self.now - before, lead))
-            return taken
-
-        def called(timer: Timer, run: Any) -> None:
-            self.now += call(run)
-
-        monkeypatch.setattr(Timer, "time", timed)
-        monkeypatch.setattr(Timer, "_call", called)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-        monkeypatch.setattr("time.perf_counter", lambda: self.now)
-        waits = "composer.system.hardware.seconds_without_a_core"
-        monkeypatch.setattr(waits, lambda: self.now * self.waiting)
-
-
-@pytest.mark.parametrize(
-    ("waiting", "lengths"),
-    [
-        (LOADED, [0.020, 0.020, 0.500, 0.500]),
-        (QUIET, [0.020, 0.020, 0.020, 0.030]),
-    ],
-)
-def test_samples_are_long_at_once_where_others_take_the_cores(
-    waiting: float, lengths: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for two rounds that send off whoever is far behind.
-
-    A call takes a millisecond.
-    """
-    noise, clock = random.Random(0), Clock(waiting)
-    clock.take(monkeypatch, lambda run: noise.choice((0.0009, 0.0011)))
-    measure_two()
-    samples = clock.samples[4:12:2]  # after two calls of each, those of one of the two
-    assert [length for length, _ in samples] == pytest.approx(lengths, rel=0.3)
-
-
-def test_under_a_load_only_long_samples_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scheduler needs a while to part an engine's threads; the time is shared out all the same.
-
-    Calls of the one that wins are slow for 180 ms of each sample.
-    """
-    clock = Clock(LOADED)
-    participants = [
-        select.Participant(name, lambda x, name=name: name) for name in ("a", "b", "floor")
-    ]
-    running, since = "", 0.0
-
-    def call(run: Any) -> float:
-        nonlocal running, since
-        name = run(0)
-        if running != name:
-            running, since = name, clock.now
-        settled = clock.now - since >= 0.180
-        return {"a": 0.002, "b": 0.001 if settled else 0.003, "floor": 0.008}[name]
-
-    clock.take(monkeypatch, call)
-    gm = torch.fx.symbolic_trace(lambda x: x.sin())
-    result = select.measure(participants, read_request(gm, [torch.ones(2)]), select.Budget(2.0))
-    assert result.winner == 1
-    assert result.timings[1].seconds == pytest.approx(0.001, rel=0.05)
-    assert [result.timings[place].rounds for place in range(3)] == [
-        1,
-        1,
-        2,
-    ]  # the eager fallback was far
-    assert 1.8 < result.seconds <= 2.02
-
-
-def test_under_a_load_short_samples_decide_where_there_is_no_time_for_long_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Fewer than two calls of each, or less than a tenth of a second."""
-    clock = Clock(LOADED)
-    participants = [select.Participant(name, lambda x, name=name: name) for name in ("a", "b")]
-    clock.take(monkeypatch, lambda run: {"a": 0.0012, "b": 0.001}[run(0)])
-    gm = torch.fx.symbolic_trace(lambda x: x.sin())
-    result = select.measure(participants, read_request(gm, [torch.ones(2)]), select.Budget(0.2))
-    assert (result.winner, {t.rounds > 2 for t in result.timings.values()}) == (1, {True})
-    assert result.seconds <= 0.21
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 @pytest.mark.usefixtures("real_time")
 def test_waiting_for_a_core_is_counted() -> None:
-    """Two processes that share one core each wait for half of the time, of which a tenth counts."""
-    timer = Timer(read_request(torch.fx.symbolic_trace(lambda x: x.sin()), [torch.ones(2)]))
-    assert timer.waiting == 0
+    """Two processes that share one core each wait for half of the time."""
     cores = os.sched_getaffinity(0)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as rival:
         try:
             only = {min(cores)}
             os.sched_setaffinity(rival.pid, only)
             os.sched_setaffinity(0, only)
-            with timer.laid_out():
-                timer.time(lambda x: [x], 1, lead=0.0, least=2.0)
+            waits = hardware.Waits.from_now()
+            until = time.process_time() + 0.3
+            while time.process_time() < until:
+                pass
+            found = hardware.Waits.from_now()
         finally:
             os.sched_setaffinity(0, cores)
             rival.kill()
-    assert hardware.cores() == len(cores)
-    assert timer.waiting > 0.2 / torch.get_num_threads()
+    assert found.waited - waits.waited > 0.5 * (found.ran - waits.ran)
+
+
+@pytest.mark.parametrize(("waited", "is_load"), [(0.05, False), (0.3, True)])
+def test_load_is_a_share_of_the_time_beyond_what_own_threads_take_from_each_other(
+    waited: float, is_load: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four threads on two cores wait for half of their time at most, without any load."""
+    before = hardware.Waits(waited=1.0, ran=2.0)
+    for threads, own in ((2, 0.0), (4, 1.0)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(hardware, "cores", lambda: 2)
+        now = 1.0 + own + waited * (1.0 + own) / (1.0 - waited)
+        monkeypatch.setattr(hardware, "seconds_without_a_core", lambda now=now: now)
+        monkeypatch.setattr(time, "process_time", lambda: 3.0)
+        assert before.beside_load() is is_load
 
 
 def test_how_long_measuring_takes_is_no_part_of_the_graphs_key() -> None:
