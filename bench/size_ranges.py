@@ -141,7 +141,7 @@ def main() -> None:
     given = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "models": {}}
     batches = [int(each) for each in given.batches.split(",")]
-    with torch.no_grad():
+    with torch.no_grad(), composer.using({"cache": {"verdicts": 0}}):
         for name in given.models.split(","):
             record["models"][name] = measured(name, batches, given.rounds)
             show(name, record["models"][name])
