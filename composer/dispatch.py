@@ -42,7 +42,7 @@ from composer.graphs import capture, clones, keys
 from composer.policy import Facts
 from composer.policy.resolution import Resolved, resolve
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
-from composer.runtime import background, backward, calls, saved
+from composer.runtime import background, backward, calls, ranges, saved
 from composer.runtime.successors import Successors
 from composer.telemetry import notices
 
@@ -126,7 +126,8 @@ def serve(
         report=report,
     )
     served = successors.served(outcome, backwards, selects=waits)
-    run = calls.watch(served, report.runtime, flatten, restore)
+    call, free = ranges.around(served, successors, is_pending=waits)
+    run = calls.watch(call, free, flatten, restore)
     return _torch.minifier.for_minifier(run, gm)
 
 

@@ -431,6 +431,18 @@ class Outcome:
         return tuple(each.attempt for each in self.ends)
 
 
+@dataclass(frozen=True, slots=True)
+class SizeRange:
+    """A range of sizes of a graph's calls, and the engine that serves it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
+
+    least: int
+    """The least size: the product of the graph's dynamic sizes."""
+    chosen: str
+    """The engine that serves the calls from this size on, up to the next range."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileReport:
     """The record of one compiled graph; :meth:`to_dict` is its JSON form."""
@@ -471,7 +483,9 @@ class CompileReport:
     """The attempts in the order in which they were made."""
     chosen: str
     """The engine that serves the graph, as the chain spells it, or ``eager``; empty if the policy
-    asked for an error instead."""
+    asked for an error instead. With ``ranges``, the one that was chosen first."""
+    ranges: tuple[SizeRange, ...] = ()
+    """The engines by the sizes of calls, if there is one for each range of sizes."""
     seconds: float
     """The whole time that composer took to compile, in seconds."""
     waited: float | None = None

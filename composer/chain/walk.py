@@ -90,7 +90,7 @@ def walk(
                 return outcome
             # The winner of then is refused now, so all are measured anew.
             session.current().knowledge.forget(Verdict, whole)
-        decided = _decided(request, entries, eager, benchmark, strict=strict)
+        decided = decide(request, entries, eager, benchmark, strict=strict)
         if isinstance(decided, Decision):
             outcome = trying.follow(decided, decided.ranking) or trying.none_of(decided)
             if decided.lasts:
@@ -126,13 +126,13 @@ def walk(
     return outcome
 
 
-def _decided(
+def decide(
     request: GraphRequest,
     entries: Sequence[ChainEntry],
     eager: EagerFallback,
     benchmark: select.Benchmark,
     *,
-    strict: bool,
+    strict: bool = False,
 ) -> Decision | sandbox.Undecided:
     """Have a sandbox decide; return why it does not, empty if all engines are torch's own."""
     if all(each.is_torchs for each in entries):

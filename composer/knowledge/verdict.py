@@ -32,6 +32,7 @@ import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from composer.errors import SandboxRefusal, causes, first_line
+from composer.graphs import sizes
 from composer.knowledge.facts import Fact
 from composer.knowledge.fingerprint import Fingerprint
 from composer.policy import Cache
@@ -46,6 +47,7 @@ _UNCERTAIN = (Reason.KNOWN_FAILURE, Reason.MUTATED_INPUTS)
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
 _DAYS_IF_UNSURE = 1.0
 _FIGURES = {"ms", "eager_ms", "rounds", "seconds"}
+_MOST_SIZES = 64
 _NEAR = 1.5
 """A candidate that takes less than this many times as long as the winner might have won, if it had
 been measured well."""
@@ -126,6 +128,7 @@ class Verdict(Fact):
         versions: Of torch, Python and the engines' packages.
         limits: The limits of the candidates' builds.
         select_seconds: What the policy allowed for the benchmark at least.
+        further: The verdicts at other sizes of the same graph, under ``select`` with ``ranges``.
     """
 
     kind: ClassVar[str] = "verdicts"
@@ -151,6 +154,7 @@ class Verdict(Fact):
     versions: dict[Text, Text]
     limits: tuple[Text, ...]
     select_seconds: Annotated[float, Field(ge=0.0, lt=math.inf)]
+    further: Annotated[tuple[Verdict, ...], Field(max_length=_MOST_SIZES)] = ()
 
     @classmethod
     def of(cls, fingerprint: Fingerprint, outcome: Outcome, seconds: float) -> Verdict:
@@ -189,17 +193,39 @@ class Verdict(Fact):
             days.append(settings.failures)
         if self.has_too_few_rounds:
             days.append(_DAYS_IF_UNSURE)
-        return min(days)
+        return min(days + [each.days(settings) for each in self.further])
 
     def is_about(self, fingerprint: Fingerprint) -> bool:
         """Return False if it is on another chain."""
         names = [each.name for each in fingerprint.candidates]
         own = [each.backend for each in self.candidates]
-        return self.key == fingerprint.key(self.depends_on) and own == names[: len(own)]
+        is_own = self.key == fingerprint.key(self.depends_on) and own == names[: len(own)]
+        return is_own and all(each.is_about(fingerprint) for each in self.further)
+
+    @property
+    def size(self) -> float | None:
+        """The size of the call that it was measured at; ``None`` if none is dynamic."""
+        return self.timed[0].figures.get("size")
+
+    @property
+    def at_all_sizes(self) -> tuple[Verdict, ...]:
+        """This verdict, and those at the further sizes."""
+        return (self, *self.further)
+
+    def nearest(self, size: float | None) -> Verdict:
+        """Return the verdict at the size that is the nearest, by the ratio of both."""
+        return min(self.at_all_sizes, key=lambda each: sizes.ratio(each.size, size))
+
+    def and_at(self, other: Verdict) -> Verdict:
+        """Return this verdict with another one at another size of the graph, if there is room."""
+        by_size = {each.size: each for each in (*self.at_all_sizes, other)}
+        first, *further = by_size.values()
+        return first.model_copy(update={"further": tuple(further[:_MOST_SIZES])})
 
     def fits(self, fingerprint: Fingerprint) -> bool:
         """Return False if one has failed under limits that are others now."""
-        return not self.has_failures or list(self.limits) == fingerprint.limits
+        is_fit = not self.has_failures or list(self.limits) == fingerprint.limits
+        return is_fit and all(each.fits(fingerprint) for each in self.further)
 
     def sentence(self) -> str:
         """Return the winner, the model, and the times of all."""

@@ -207,6 +207,10 @@ class Select(Worded):
     calls: Calls = 10_000
     """The number of calls over which ``amortised`` spreads the build time."""
 
+    ranges: Calls = 1
+    """The number of engines that a graph with dynamic sizes may keep under ``fastest``, each for a
+    range of sizes. With 1, the sizes of the first call decide for all. It is 1 under ``strict``."""
+
 
 class Verify(Worded):
     """When a candidate's numbers are compared with eager's, and how closely.

@@ -8,6 +8,8 @@ Read in this order:
 - :mod:`~composer.runtime.table`: the states, and what follows from each event;
 - :mod:`~composer.runtime.successors`: the candidates of the graph, built after its compile and
   recorded;
+- :mod:`~composer.runtime.ranges`: ``select`` with ``ranges``: several served graphs, each for a
+  range of sizes;
 - :mod:`~composer.runtime.background`: ``select`` with ``background``: eager answers until a sandbox
   has chosen.
 

@@ -45,10 +45,14 @@ _SECONDS = 10.0
 
 
 def measures_anew(resolved: Resolved) -> bool:
-    """Return True if a sandbox measures a graph's candidates anew where they met a load."""
-    policy = resolved.policy
+    """Return True if a sandbox measures a graph's candidates anew where they met a load.
+
+    Engines for ranges of sizes are measured anew by the next process alone.
+    """
+    benchmark = select.Benchmark.of(resolved.policy, resolved.cache)
     stays_here = any(each.stays_here for each in resolved.entries)
-    return policy.select.background and not policy.strict and not stays_here
+    in_background = benchmark is not None and benchmark.background
+    return in_background and not resolved.policy.strict and not stays_here
 
 
 class Lull:

@@ -18,24 +18,14 @@ _TIMED = 16
 """The first 16 calls are timed. After that one call in 16 is timed, and counts 16 times."""
 
 
-def watch(
-    served: ServedGraph,
-    runtime: Runtime,
-    flatten: Callable[[Sequence[Any]], list[Any]] | None = None,
-    restore: Callable[[Sequence[Any]], Any] | None = None,
-) -> Compiled:
-    """Return the callable that the program calls. It counts and times calls, and survives failures.
+def around(served: ServedGraph, runtime: Runtime) -> Compiled:
+    """Return the code around each call. It counts and times calls, and survives failures.
 
-    Dynamo must trace neither this callable nor the engine's callable within. One
-    ``torch.compiler.disable`` is enough for both. So the engine's own wrapper is removed, which
-    saves about 0.4 us a call. bench/overhead.py measures the whole overhead.
+    bench/overhead.py measures what it costs.
 
     Args:
         served: The graph. It answers the calls that are not ordinary.
         runtime: Counts the calls.
-        flatten: Converts the caller's inputs to the graph's, if they hold lists or other dtypes.
-        restore: Puts the flat outputs back into the caller's structure; for graphs that are called
-            directly, without Dynamo.
     """
     versions = served.versions
     tick, read, unread = runtime.tick, versions.read, versions.unread
@@ -67,7 +57,29 @@ def watch(
                 raise
             return outputs
 
-    weakref.finalize(call, served.free).atexit = False
+    return call
+
+
+def watch(
+    call: Compiled,
+    free: Callable[[], None],
+    flatten: Callable[[Sequence[Any]], list[Any]] | None = None,
+    restore: Callable[[Sequence[Any]], Any] | None = None,
+) -> Compiled:
+    """Return the callable that the program calls.
+
+    Dynamo must trace neither this callable nor the engine's callable within. One
+    ``torch.compiler.disable`` is enough for both. So the engine's own wrapper is removed, which
+    saves about 0.4 us a call.
+
+    Args:
+        call: The code :func:`around` each call.
+        free: Notes that the program has dropped the graph.
+        flatten: Converts the caller's inputs to the graph's, if they hold lists or other dtypes.
+        restore: Puts the flat outputs back into the caller's structure; for graphs that are called
+            directly, without Dynamo.
+    """
+    weakref.finalize(call, free).atexit = False
 
     def call_within(*args: Any) -> Any:
         outputs = call(*(args if flatten is None else flatten(args)))

@@ -94,7 +94,7 @@ class _Wait(NamedTuple):
     until: int
 
 
-def _is_recording() -> bool:
+def is_recording() -> bool:
     """Return True if the program is recording a CUDA graph of its own."""
     import torch
 
@@ -122,6 +122,7 @@ class ServedGraph:
             ends with the callable that it began with.
         due: The tick (:attr:`Runtime.tick`) from which on a call may be special.
         engine: The engine that serves; ``None`` for eager, or after a failure.
+        order: The places in the chain of the candidates that may serve, best first.
         resuming: The callable of a call at which an engine is built.
         state: The state.
         lock: While it is held, no other thread changes the state.
@@ -149,7 +150,7 @@ class ServedGraph:
         self._sampler = sampler
         self._decision: Decision | Undecided | None = None
         self._following: Decision | Undecided | None = None
-        self._order = built.order
+        self.order = built.order
         self._place: int | None
         self._waits: dict[int, _Wait] = {}
         self._begin_at = 1 if selects else _NEVER
@@ -197,7 +198,7 @@ class ServedGraph:
         """
         with self._successors.compiling(), self.lock:
             if self.state is State.QUARANTINED:
-                places = self._order[self._position() + 1 :]
+                places = self.order[self._position() + 1 :]
                 self._take(self._successors.build(places, args))
             elif self._following is not None:
                 self._follow(self._following, args)
@@ -215,7 +216,7 @@ class ServedGraph:
             control_flow.pass_on(error)
             self._decision = None
             raise
-        self._order = built.order
+        self.order = built.order
         self._take(built)
         self._await_lull(provisional=built.is_provisional)
 
@@ -226,10 +227,10 @@ class ServedGraph:
             self._update_due()
 
     def decided_anew(self, decision: Decision | Undecided) -> None:
-        """Have the next call follow a decision in place of a provisional one, if it lasts."""
+        """Have the next call follow a decision in place of a provisional one, if it is surer."""
         if not isinstance(decision, Undecided):
             session.current().background.allowance.settle(decision.cpu_seconds)
-            if decision.lasts:
+            if decision.lasts and not decision.under_load:
                 self.decided(decision)
                 return
         self._await_lull(provisional=True)
@@ -284,12 +285,12 @@ class ServedGraph:
 
     def _position(self) -> int:
         """Return the index of the last engine in the order; the order's length for eager."""
-        place, order = self._place, self._order
+        place, order = self._place, self.order
         return order.index(place) if place in order else len(order)
 
     def _preferred(self) -> list[int]:
         """Return the places of engines in quarantine that are preferred to the serving one."""
-        return [place for place in self._order[: self._position()] if place in self._waits]
+        return [place for place in self.order[: self._position()] if place in self._waits]
 
     def _leave_out(self, places: Sequence[int]) -> None:
         for place in places:
@@ -360,7 +361,7 @@ class ServedGraph:
 
         If several threads call at once, only the first makes the comparison or the compile.
         """
-        if _is_recording():
+        if is_recording():
             return run, run  # nothing may synchronize with the GPU now: special work is done later
         kind = self._kind_of(number, run)
         if kind is _Kind.BEGIN:
@@ -481,7 +482,7 @@ class ServedGraph:
         with self._beside():
             try:
                 if lull is None or lull.has_come():
-                    self._successors.begin_selection(args, self._is_wanted, tell)
+                    self._successors.begin_selection(args, self.is_wanted, tell)
                 else:
                     self._await_lull(provisional=True)
             except BaseException as error:  # noqa: BLE001  # recorded: the call is made all the same
@@ -489,7 +490,8 @@ class ServedGraph:
                 tell(Undecided(error_line(error)))
         return self._looked_at(run)(*args)
 
-    def _is_wanted(self) -> bool:
+    def is_wanted(self) -> bool:
+        """Return False if the program has dropped the graph."""
         return self.state is not State.FREED
 
     def _looked_at(self, run: Compiled) -> Compiled:

@@ -7,6 +7,7 @@ The graph, its policy and its chain are kept for this; the first call's inputs a
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import threading
 import traceback
@@ -20,13 +21,15 @@ from composer.chain import select, verify, walk
 from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.sandbox import Undecided
+from composer.chain.select import remembered
 from composer.chain.select.choice import Tried
 from composer.chain.select.decision import Decision
 from composer.errors import Refusal, first_line, text_of
-from composer.graphs import capture, collectives, writes
+from composer.graphs import capture, collectives, sizes, writes
 from composer.graphs.comparison import Values
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.quarantine import Quarantined
+from composer.knowledge.verdict import deserves_verdict
 from composer.policy.resolution import Resolved
 from composer.records import (
     EAGER,
@@ -36,6 +39,7 @@ from composer.records import (
     Outcome,
     PassRecord,
     Reason,
+    SizeRange,
     Status,
 )
 from composer.runtime import background
@@ -51,6 +55,9 @@ from composer.telemetry import notices
 class Successors:
     """One graph's chain after the compile, and its record.
 
+    Where ranges of sizes have engines of their own, each of these has such an object
+    (:meth:`sibling`). They share the record.
+
     Args:
         request: The graph after the passes of the stages ``torch`` and ``aten``. Of its example
             inputs, only the symbols are kept.
@@ -60,8 +67,10 @@ class Successors:
         report: The record of the graph.
 
     Attributes:
-        report: The current record.
+        chosen: The engine that serves.
+        sizes: The sizes at which that engine was measured to be the fastest.
         fallback: The eager fallback.
+        in_background: True if the policy asks for choices in the background.
         recovers: True if another engine follows one that fails; else errors reach the caller.
         retry_after: Calls that an engine's first quarantine lasts; ``None`` for ever.
         collective: True if the graph has collectives. Then a call must not be repeated, because
@@ -79,7 +88,11 @@ class Successors:
     ) -> None:
         self.request = capture.without_tensors(request)
         self.entries = resolved.entries
-        self.report = report
+        self.chosen = report.chosen
+        self.sizes: tuple[int, ...] = ()
+        self._report = report
+        self._all = [self]
+        self._accepted: Attempt | None = None
         self._resolved = resolved
         self.eager = eager
         self.fallback = eager.run
@@ -89,12 +102,19 @@ class Successors:
         policy = resolved.policy
         self.recovers = not (policy.on_runtime_error.action == "raise" or policy.strict)
         self.retry_after = policy.on_runtime_error.retry_after
+        self.in_background = policy.select.background
         self.collective = collectives.meets_other_ranks(request.gm)
-        self._benchmark = select.Benchmark.of(policy, resolved.cache)
+        self.benchmark = select.Benchmark.of(policy, resolved.cache)
         self._measures_anew = background.measures_anew(resolved)
         self._unpublished: deque[CompileReport] = deque()
         self._unheard: list[tuple[int, CompileReport]] = []
         self._publishing = forks.lock()
+        self._recording = forks.lock()
+
+    @property
+    def report(self) -> CompileReport:
+        """The current record of the graph."""
+        return self._all[0]._report
 
     def served(self, outcome: Outcome, backwards: Backwards, *, selects: bool) -> ServedGraph:
         """Return the object that answers the graph's calls.
@@ -109,7 +129,9 @@ class Successors:
         self.fallback = self.eager.run
         places = tuple(range(len(self.entries)))
         order = places if outcome.ranking is None else outcome.ranking
-        built = self._built(places, outcome, backwards, order)
+        return self._served(self._built(places, outcome, backwards, order), selects=selects)
+
+    def _served(self, built: Built, *, selects: bool = False) -> ServedGraph:
         is_retried = bool(built.skipped) and self.retry_after is not None
         may_serve = built.engine is not None or is_retried or selects or built.is_provisional
         samples = self._resolved.policy.verify.when == "sample" and not self.collective
@@ -124,7 +146,7 @@ class Successors:
         self, args: Sequence[Any], is_wanted: Callable[[], bool], tell: Tell
     ) -> None:
         """Begin the selection in the background (:func:`composer.runtime.background.begin`)."""
-        chain = self.entries, self.eager.shared, self._benchmark
+        chain = self.entries, self.eager.shared, self.benchmark
         background.begin(self.request, chain, args, is_wanted, tell)
 
     def _sampler(self) -> Sampler:
@@ -149,12 +171,12 @@ class Successors:
         """Return an outcome for the served graph; it may cover only the first of the places."""
         attempts = dict(zip(places, outcome.attempts, strict=False))
         skipped = tuple(p for p, a in attempts.items() if a.reason is Reason.QUARANTINED)
-        provisional = self._measures_anew and any(map(_met_a_load, outcome.attempts))
+        provisional = self._measures_anew and Decision(outcome.attempts, ()).under_load
         if outcome.chosen == EAGER:
             return Built(None, order, skipped, provisional)
+        place, self._accepted = next(pair for pair in attempts.items() if pair[1].accepted)
         if serving is not None and outcome.compiled is serving.compiled:
             return Built(serving, order, skipped, provisional)
-        place = next(place for place, attempt in attempts.items() if attempt.accepted)
         bounds = outcome.bounds or self._resolved.policy.verify.bounds
         run = _torch.breaks.undisabled(outcome.compiled)
         return Built(Engine(run, place, bounds, backwards), order, skipped, provisional)
@@ -178,16 +200,15 @@ class Successors:
 
     def failed(self, error: BaseException, what: str) -> None:
         """Record that the engine failed; if ``error`` is a Refusal, its numbers were wrong."""
-        attempts = list(self.report.attempts)
-        place = self._place_of_accepted()
-        engine = attempts[place]
+        engine = self._accepted
+        assert engine is not None
         at = f"at call {self.report.runtime.calls}: {first_line(text_of(error))}"
         if isinstance(error, Refusal):  # it answered, and a comparison found it wrong
-            attempts[place] = dataclasses.replace(
+            ended = dataclasses.replace(
                 engine, status=error.status, reason=error.reason, message=at
             )
         else:
-            attempts[place] = dataclasses.replace(
+            ended = dataclasses.replace(
                 engine,
                 status=Status.FAILED,
                 reason=Reason.RAISED_AT_RUNTIME,
@@ -195,16 +216,14 @@ class Successors:
                 error_type=type(error).__name__,
                 traceback="".join(traceback.format_exception(error)),
             )
-        self._record(tuple(attempts), EAGER)
-
-    def _place_of_accepted(self) -> int:
-        """Return the place in the record of the engine that serves."""
-        return max(i for i, each in enumerate(self.report.attempts) if each.accepted)
+        with self._recording:
+            attempts = (ended if each is engine else each for each in self.report.attempts)
+            self._record(tuple(attempts), EAGER)
 
     def build(self, places: Sequence[int], args: Sequence[Any]) -> Built:
         """Build the candidates at these places in turn until one is accepted, and record them."""
         outcome, backwards = self._walk(args, [self.entries[place] for place in places])
-        self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
+        self._add(outcome.attempts, outcome.chosen, outcome)
         return self._built(places, outcome, backwards)
 
     def rebuild(self, place: int, args: Sequence[Any]) -> Engine | None:
@@ -215,12 +234,11 @@ class Successors:
         entry = self.entries[place]
         fingerprint = Fingerprint(self.request, (entry.parts,))
         session.current().knowledge.forget(Quarantined, fingerprint)
-        outcome, backwards = self._walk(args, (entry,), self._benchmark)
-        attempts = (*self.report.attempts, *outcome.attempts)
+        outcome, backwards = self._walk(args, (entry,), self.benchmark)
         if not outcome.attempts[0].accepted:
-            self._record(attempts, self.report.chosen)
+            self._add(outcome.attempts, self.chosen)
             return None
-        self._record(attempts, outcome.chosen, outcome)
+        self._add(outcome.attempts, outcome.chosen, outcome)
         return self._built((place,), outcome, backwards).engine
 
     def follow(
@@ -239,9 +257,12 @@ class Successors:
             if isinstance(decision, Undecided):
                 outcome = self._first(request, decision)
             else:
-                chain = self.entries, self.eager, decision, self._benchmark
+                chain = self.entries, self.eager, decision, self.benchmark
                 outcome = walk.follow(request, *chain, self._already_built(serving))
-        self._record(outcome.attempts, outcome.chosen, outcome)
+        if self is self._all[0]:
+            self._record(outcome.attempts, outcome.chosen, outcome)
+        else:
+            self._add(outcome.attempts, outcome.chosen, outcome)
         order = places if outcome.ranking is None else outcome.ranking
         return self._built(places, outcome, backwards, order, serving)
 
@@ -249,10 +270,63 @@ class Successors:
         """Return the engine that serves, by its place, as it was accepted."""
         if serving is None:
             return {}
-        attempt = self.report.attempts[self._place_of_accepted()]
+        assert self._accepted is not None
         passes = self.report.passes[len(self._early) :]
-        accepted = Tried(attempt, serving.compiled, passes=passes, bounds=serving.bounds)
+        accepted = Tried(self._accepted, serving.compiled, passes=passes, bounds=serving.bounds)
         return {serving.place: accepted}
+
+    def decide(self, args: Sequence[Any]) -> Decision:
+        """Find the fastest candidate for the inputs of a call: in a sandbox, or in this process."""
+        assert self.benchmark is not None
+        with self._compiling(args) as (request, _):
+            decided = walk.decide(request, self.entries, self.eager, self.benchmark)
+            if isinstance(decided, Decision):
+                return decided
+            left = decided.left_of(self.entries)
+            made = walk.walk(request, left, self.eager, self.benchmark, at_run_time=True)
+        return Decision(
+            made.attempts, made.ranking or (), lasts=deserves_verdict(made), in_sandbox=False
+        )
+
+    def sibling(self, decision: Decision, args: Sequence[Any]) -> tuple[ServedGraph, Successors]:
+        """Return what serves further sizes of the graph by an engine of its own.
+
+        Args:
+            decision: The decision for these sizes. The best of it that is accepted is built.
+            args: The inputs to build for.
+        """
+        other = copy.copy(self)
+        other.sizes = ()
+        self._all.append(other)
+        try:
+            return other._served(other.follow(decision, args, None)), other
+        except BaseException:
+            self._all.remove(other)
+            raise
+
+    def serves_at(self, size: int, measured: tuple[Attempt, ...] = ()) -> None:
+        """Record a size at which the engine that serves is the fastest.
+
+        Args:
+            size: The size.
+            measured: What was measured there, if the engine served already.
+        """
+        self.sizes = (*self.sizes, size)
+        if measured or self._ranges() != self.report.ranges:
+            self._add(measured, self.chosen)
+
+    def remember(self, decision: Decision) -> None:
+        """Remember a decision that was made for a size of its own."""
+        assert self.benchmark is not None
+        if decision.lasts:
+            whole = remembered.fingerprint_of(self.request, self.entries)
+            remembered.keep(whole, self.benchmark, decision.unbuilt(self.fallback))
+
+    def decisions(self) -> list[Decision]:
+        """Return the decisions that are remembered for the sizes of the graph."""
+        assert self.benchmark is not None
+        whole = remembered.fingerprint_of(self.request, self.entries)
+        return remembered.decisions(whole, self.benchmark, self.entries)
 
     def _first(self, request: GraphRequest, undecided: Undecided) -> Outcome:
         """Walk the chain to the first that is accepted, and note why that one serves."""
@@ -287,15 +361,38 @@ class Successors:
         """Return the graph's request with the inputs of a call."""
         return capture.for_call(self.request, args)
 
+    def _add(
+        self, attempts: tuple[Attempt, ...], chosen: str, outcome: Outcome | None = None
+    ) -> None:
+        with self._recording:
+            self._record((*self.report.attempts, *attempts), chosen, outcome)
+
     def _record(
         self, attempts: tuple[Attempt, ...], chosen: str, outcome: Outcome | None = None
     ) -> None:
-        passes = (*self._early, *outcome.passes) if outcome else self.report.passes
-        changed = dataclasses.replace(self.report, attempts=attempts, chosen=chosen, passes=passes)
-        session.current().replace(self.report, changed)
-        self.report = changed
+        first = self._all[0]
+        self.chosen = chosen
+        passes = first._report.passes
+        if outcome is not None and self is first:
+            passes = (*self._early, *outcome.passes)
+        changed = dataclasses.replace(
+            first._report,
+            attempts=attempts,
+            chosen=first.chosen,
+            ranges=self._ranges(),
+            passes=passes,
+        )
+        session.current().replace(first._report, changed)
+        first._report = changed
         self._unpublished.append(changed)
         self._unheard.append((threading.get_ident(), changed))
+
+    def _ranges(self) -> tuple[SizeRange, ...]:
+        """Return who serves which sizes; nothing if one engine serves all."""
+        by_size = {size: each for each in self._all for size in each.sizes}
+        found = sizes.ranges(by_size) if by_size else []
+        ranges = (SizeRange(least, each.chosen) for least, each in found)
+        return tuple(ranges) if len(found) > 1 else ()
 
     def publish(self) -> None:
         """Give the records of the changes to the sinks, and warn of those that this thread made.
@@ -312,11 +409,6 @@ class Successors:
         for mine in [each for each in self._unheard if each[0] == threading.get_ident()]:
             self._unheard.remove(mine)
             notices.warn_of_fallbacks(mine[1], asked_by_name=self._resolved.names_chain)
-
-
-def _met_a_load(attempt: Attempt) -> bool:
-    """Return True if other programs kept taking the cores when a candidate was measured."""
-    return isinstance(attempt.timing, dict) and bool(attempt.timing.get("under_load"))
 
 
 def _writable_inputs(

@@ -151,7 +151,7 @@ def _title(graph: CompileReport) -> str:
         traits.append("dynamic shapes")
     result = "raised an error"
     if graph.chosen:
-        result = f"runs on {printable(graph.chosen)}, {_calls(graph.runtime.read())}"
+        result = f"runs on {printable(_engines(graph))}, {_calls(graph.runtime.read())}"
     name = printable(f"graph {graph.label}  {graph.model}")
     late = ""
     if graph.late:
@@ -161,6 +161,16 @@ def _title(graph: CompileReport) -> str:
     if graph.lock and graph.lock.unlocked:
         unlocked = f"\n  {printable(graph.lock.unlocked)}"
     return f"{name}  ({', '.join(traits)})\n  {result}{late}{unlocked}"
+
+
+def _engines(graph: CompileReport) -> str:
+    """Return a text such as ``"onnxrt"`` or ``"onnxrt (sizes up to 16), inductor (from 17)"``."""
+    further = graph.ranges[1:]
+    if not further:
+        return graph.chosen
+    spans = [f"sizes up to {further[0].least - 1:,}", *(f"from {r.least:,}" for r in further)]
+    pairs = zip(graph.ranges, spans, strict=True)
+    return ", ".join(f"{each.chosen} ({span})" for each, span in pairs)
 
 
 def _calls(counters: Counters) -> str:
@@ -208,6 +218,8 @@ def _named_fact(name: str, value: Any) -> str:
 def _timing(timing: dict[str, Any]) -> str:
     """Return ``"0.21 ms a call, 4.20 (4.10-4.30) times as fast as eager in 9 rounds"`` or alike."""
     text = f"{timing['ms']:.3g} ms a call"
+    if "size" in timing:
+        text += f" of size {timing['size']:,}"
     if "mib" in timing:
         text += f" and {_fact(timing['mib'])} MiB"
     if "over_eager" in timing:

@@ -33,6 +33,21 @@ def test_the_example_embeds_measures_and_reports() -> None:
     assert output.count("not_chosen   slower") == 2 or "runs on eager" in output
 
 
+def test_the_bench_of_size_ranges_compares_composer_with_the_best_engine(tmp_path: Path) -> None:
+    """At each batch, and says who serves which sizes."""
+    figures = tmp_path / "ranges.json"
+    run(
+        *("bench/size_ranges.py", "--models", "perceptron", "--batches", "2,64"),
+        *("--rounds", "2", "--json", str(figures)),
+    )
+    found = json.loads(figures.read_text())["models"]["perceptron"]
+    assert list(found["batches"]) == ["2", "64"]
+    for row in found["batches"].values():
+        assert row["best"] in row["times"]
+        assert row["over_best"]["median"] > 0
+    assert [each["dynamic"] for each in found["served_by"]] == [True]
+
+
 def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """Variants of a model, what composer chose, and how that compares."""
     variants = "eager;inductor;onnxruntime;openvino;composer[openvino];composer, fastest"

@@ -367,13 +367,13 @@ def test_inputs_are_looked_at_where_anything_may_write(
 ) -> None:
     """Not those of a graph that writes to nothing and whose engines do not, either."""
     seen: list[ServedGraph] = []
-    watch = calls.watch
+    around = calls.around
 
     def see(served: ServedGraph, *args: Any) -> Any:
         seen.append(served)
-        return watch(served, *args)
+        return around(served, *args)
 
-    monkeypatch.setattr(calls, "watch", see)
+    monkeypatch.setattr(calls, "around", see)
     for engine in (InductorBackend, Careful):
         monkeypatch.setattr(engine, "build", lambda _, r: engines.honest(r.gm, r.example_inputs))
     with torch.no_grad():

@@ -398,9 +398,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
     return Quiet(monkeypatch)
 
 
-def provisional(sandbox: Sandbox, *chain: Any, **options: Any) -> Any:
+def provisional(
+    sandbox: Sandbox, *chain: Any, ranking: tuple[int, ...] = (0, 1), **options: Any
+) -> Any:
     """Compile with a selection in the background, which the sandbox makes beside a load."""
-    sandbox.decides(0, 1, under_load=True)
+    sandbox.decides(*ranking, under_load=True)
     f = beside(torch.sin, *chain, **options)
     for _ in range(3):
         f(torch.ones(2))
@@ -452,12 +454,22 @@ def test_engine_that_wins_again_is_not_built_again(sandbox: Sandbox, quiet: Quie
 def test_eager_takes_over_where_it_is_found_to_be_the_fastest(
     sandbox: Sandbox, quiet: Quiet
 ) -> None:
-    """And an engine from eager, if that was the provisional choice."""
+    """For good: that choice is not provisional."""
     f = provisional(sandbox, FakeBackend(), FakeBackend(name="second"))
     quiet.has_come = True
-    sandbox.decides(under_load=True)
+    sandbox.decides()
     call(f)
     assert last().chosen == "eager"
+    sandbox.decides(1, 0)
+    call(f)
+    assert last().chosen == "eager"
+
+
+def test_engine_takes_over_from_eager(sandbox: Sandbox, quiet: Quiet) -> None:
+    """If eager was the provisional choice."""
+    f = provisional(sandbox, FakeBackend(), FakeBackend(name="second"), ranking=())
+    assert last().chosen == "eager"
+    quiet.has_come = True
     sandbox.decides(1, 0)
     call(f)
     assert last().chosen == "second"
@@ -476,6 +488,9 @@ def test_provisional_choice_stays_where_it_cannot_be_made_anew(
     sandbox.decides(1, 0, lasts=False)
     call(f)
     assert len(sandbox.inputs) > asked > 1
+    assert last().chosen == "fake_honest"
+    sandbox.decides(1, 0, under_load=True)
+    call(f)
     assert last().chosen == "fake_honest"
     sandbox.decides(1, 0)
     call(f)

@@ -10,7 +10,7 @@ import pytest
 from successors import EAGER, FakeSuccessors
 
 from composer.records import Runtime
-from composer.runtime.calls import watch
+from composer.runtime.calls import around, watch
 from composer.runtime.served import Built, Compiled, Engine, ServedGraph
 from composer.runtime.versions import Versions
 
@@ -55,7 +55,8 @@ def test_each_call_of_several_threads_is_answered_once(seed: int) -> None:
     chain, runtime = Chain(seed), Runtime()
     chain.record.append(0)
     built = Built(chain.engine(0), order=(0, 1, 2, 3))
-    call = watch(ServedGraph(built, chain, runtime, Versions((0,), (), blind=False)), runtime)
+    served = ServedGraph(built, chain, runtime, Versions((0,), (), blind=False))
+    call = watch(around(served, runtime), served.free)
 
     def work(number: int) -> None:
         chance = random.Random(100 * seed + number)

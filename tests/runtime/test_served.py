@@ -16,7 +16,7 @@ from common import ROOT, in_child
 from successors import EAGER, FakeSuccessors
 
 from composer.records import Runtime
-from composer.runtime.calls import watch
+from composer.runtime.calls import around, watch
 from composer.runtime.served import Built, Compiled, ServedGraph
 from composer.runtime.table import TABLE, Answer, Event, Next, State
 from composer.runtime.versions import Versions
@@ -35,7 +35,7 @@ class Program:
         versions: Any = Versions((), (), blind=False)
         graph: Any = successors
         self.served = ServedGraph(built, graph, self.runtime, versions)
-        self.called = watch(self.served, self.runtime)
+        self.called = watch(around(self.served, self.runtime), self.served.free)
 
     def call(self, fault: Event | None = None) -> list[Any]:
         """Make a call, which then meets a fault; who answered it."""

@@ -173,8 +173,8 @@ def test_records_are_json_by_the_schema() -> None:
             "dtype",
             "training",
         ),
-        *("dynamic", "nodes", "inputs", "policy", "passes", "attempts", "chosen", "seconds"),
-        *("waited", "recompiled", "late", "lock"),
+        *("dynamic", "nodes", "inputs", "policy", "passes", "attempts", "chosen", "ranges"),
+        *("seconds", "waited", "recompiled", "late", "lock"),
         "runtime",
     ]
     assert record["schema"] == 1

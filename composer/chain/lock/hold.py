@@ -67,7 +67,9 @@ def hold(request: GraphRequest, resolved: Resolved) -> Resolved:
 
 
 def _in_the_foreground(resolved: Resolved, **changes: Any) -> Resolved:
-    select = resolved.policy.select.model_copy(update={"background": False, **changes})
+    # The lock holds one engine for all sizes of a graph.
+    alone = {"background": False, "ranges": 1, **changes}
+    select = resolved.policy.select.model_copy(update=alone)
     policy = resolved.policy.model_copy(update={"select": select})
     return dataclasses.replace(resolved, policy=policy)
 

@@ -41,6 +41,7 @@ class Benchmark:
     Attributes:
         seconds: How long it may take in all; ``None`` for a share of the build time.
         calls: The number of calls over which the build time is spread; ``None`` leaves it out.
+        ranges: How many engines a graph with dynamic sizes may keep.
         cache: The settings of what is kept on disk. Under ``strict`` no verdict is.
         background: True if the choice is made in the background, and a provisional one anew.
     """
@@ -48,6 +49,7 @@ class Benchmark:
     seconds: float | None = None
     calls: int | None = None
     cache: Cache = Cache(verdicts=0.0)  # noqa: RUF009  # frozen
+    ranges: int = 1
     background: bool = False
 
     @staticmethod
@@ -57,9 +59,12 @@ class Benchmark:
         if select.by == "first":
             return None
         calls = select.calls if select.objective == "amortised" else None
+        ranges = select.ranges
         if policy.strict:
             cache = cache.model_copy(update={"verdicts": 0.0})
-        return Benchmark(select.seconds, calls, cache, select.background)
+            ranges = 1  # later builds could not raise for a candidate that is refused
+        is_anew = select.background and ranges == 1
+        return Benchmark(select.seconds, calls, cache, ranges, is_anew)
 
     @property
     def least_seconds(self) -> float:
@@ -130,6 +135,7 @@ class Result:
         why: Why the benchmark could not be run.
         under_load: True if other programs kept taking the cores meanwhile.
         seconds: How long it took.
+        size: The size of the call (:mod:`composer.graphs.sizes`); ``None`` if none is dynamic.
     """
 
     winner: int | None
@@ -138,6 +144,7 @@ class Result:
     why: str = ""
     under_load: bool = False
     seconds: float = 0.0
+    size: int | None = None
 
     @property
     def best(self) -> Timing:
@@ -187,6 +194,8 @@ class Result:
             figures["build_ms"] = in_ms(timing.build_share)
         if self.under_load:
             figures["under_load"] = True
+        if self.size is not None:
+            figures["size"] = self.size
         return figures
 
 

@@ -16,6 +16,7 @@ from composer.chain import select
 from composer.chain.select.benchmark import in_ms
 from composer.chain.select.rules import lost_a_tie
 from composer.errors import Refusal, first_line, text_of
+from composer.graphs import sizes
 from composer.graphs.comparison import Bounds
 from composer.records import EAGER, Attempt, End, GraphRequest, Outcome, PassRecord, Reason, Status
 
@@ -84,6 +85,7 @@ def fastest(
     with session.current().progress.step(request, "measuring"):
         participants = [_participant(each, benchmark) for each in field]
         result = select.measure(participants, request, budget)
+    result = dataclasses.replace(result, size=sizes.size_of(request))
     order = result.ranking(len(field))
     serves = field[order[0]]
     for at, place in enumerate(racing):
@@ -150,7 +152,8 @@ def _judged(each: Tried, at: int, serves: Tried, result: select.Result) -> Tried
 def _slower(result: select.Result, at: int, winner: str) -> str:
     timing, best = result.timings[at], result.best
     counted = ", its build counted" if timing.build_share else ""
-    own = f"{in_ms(timing.cost):.3g} ms a call{counted}"
+    of_size = "" if result.size is None else f" of size {result.size:,}"
+    own = f"{in_ms(timing.cost):.3g} ms a call{of_size}{counted}"
     message = f"{own}; {winner} takes {in_ms(best.cost):.3g} ms"
     is_tie = lost_a_tie(timing.cost, best.cost)
     return with_circumstances(message, is_tie=is_tie, under_load=result.under_load)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from composer.chain.select.choice import Tried
+from composer.chain.select.choice import Tried, fallback_of
 from composer.errors import SandboxRefusal
 from composer.records import Attempt, End, Outcome, Reason, Status
 
@@ -19,7 +20,8 @@ class Decision:
         attempts: The records of the candidates, in the order of the chain. It may end before the
             chain does.
         ranking: The places of the candidates that may serve, best first. Empty if eager is to.
-        lasts: False if it would probably differ the next time.
+        lasts: True if it is to be remembered; False if it would probably differ the next time, or
+            is remembered already.
         in_sandbox: True if a sandbox has run the candidates on this graph just now.
         cpu_seconds: CPU time that the sandbox took.
     """
@@ -29,6 +31,29 @@ class Decision:
     lasts: bool = True
     in_sandbox: bool = True
     cpu_seconds: float = 0.0
+
+    @property
+    def winner(self) -> int | None:
+        """The place of the best candidate; ``None`` if eager is to serve."""
+        return next(iter(self.ranking), None)
+
+    @property
+    def size(self) -> int | None:
+        """The size of the call that the candidates were measured at; ``None`` if none is known."""
+        timings = [each.timing for each in self.attempts if isinstance(each.timing, dict)]
+        return timings[0].get("size") if timings else None
+
+    @property
+    def under_load(self) -> bool:
+        """True if other programs kept taking the cores when the candidates were measured."""
+        timings = (each.timing for each in self.attempts if isinstance(each.timing, dict))
+        return any(each.get("under_load") for each in timings)
+
+    def unbuilt(self, eager: Callable[..., Any]) -> Outcome:
+        """Return what is to be remembered of this decision, although nothing was built here."""
+        if self.winner is None:
+            return self.outcome(None, fallback_of(eager, ()), {})
+        return self.outcome(self.winner, Tried(self.attempts[self.winner], eager), {})
 
     def outcome(self, place: int | None, serves: Tried, refused: Mapping[int, Tried]) -> Outcome:
         """Return the outcome of a walk that follows this decision.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from datetime import UTC
@@ -13,6 +14,7 @@ from composer.chain.select import choice
 from composer.chain.select.benchmark import Benchmark
 from composer.chain.select.decision import Decision
 from composer.chain.select.rules import lost_a_tie
+from composer.graphs import sizes
 from composer.knowledge.facts import Known
 from composer.knowledge.failure import REMEDY
 from composer.knowledge.fingerprint import Fingerprint
@@ -32,9 +34,9 @@ def recall(whole: Fingerprint, benchmark: Benchmark) -> Known[Verdict]:
     """Return the verdict on a graph, if one is known that can be used."""
     knowledge = session.current().knowledge
     known = knowledge.recall(Verdict, whole, benchmark.cache)
-    verdict = known.fact
-    if verdict is None:
+    if known.fact is None:
         return known
+    verdict = known.fact.nearest(sizes.size_of(whole.request))
     if verdict.has_too_few_rounds and benchmark.least_seconds > verdict.seconds:
         return Known()
     if verdict.is_provisional and _is_measured_anew(verdict, benchmark):
@@ -44,7 +46,7 @@ def recall(whole: Fingerprint, benchmark: Benchmark) -> Known[Verdict]:
         if knowledge.recall(Quarantined, winner, benchmark.cache).fact:
             return Known()
     knowledge.unkept[whole.request.graph_key] = known.trouble
-    return known
+    return dataclasses.replace(known, fact=verdict)
 
 
 def _is_measured_anew(verdict: Verdict, benchmark: Benchmark) -> bool:
@@ -70,6 +72,9 @@ def keep(whole: Fingerprint, benchmark: Benchmark, outcome: Outcome) -> None:
         trouble = "some candidate may well be measured the next time that was not now"
     else:
         verdict = Verdict.of(whole, outcome, benchmark.least_seconds)
+        known = knowledge.recall(Verdict, whole, benchmark.cache).fact
+        if benchmark.ranges > 1 and known is not None:
+            verdict = known.and_at(verdict)
         trouble = knowledge.learn(verdict, whole, benchmark.cache)
     knowledge.unkept[whole.request.graph_key] = trouble
 
@@ -79,13 +84,24 @@ def decision(
 ) -> Decision | None:
     """Return the decision that an earlier benchmark has made; ``None`` if none is known."""
     known = recall(whole, benchmark)
-    verdict = known.fact
-    if verdict is None:
-        return None
+    return None if known.fact is None else _decision(known.fact, known.source, entries)
+
+
+def decisions(
+    whole: Fingerprint, benchmark: Benchmark, entries: Sequence[ChainEntry]
+) -> list[Decision]:
+    """Return the decisions that earlier benchmarks have made at all sizes of a graph."""
+    known = session.current().knowledge.recall(Verdict, whole, benchmark.cache)
+    if known.fact is None:
+        return []
+    return [_decision(each, known.source, entries) for each in known.fact.at_all_sizes]
+
+
+def _decision(verdict: Verdict, source: str, entries: Sequence[ChainEntry]) -> Decision:
     # The chain may go on behind an eager that ended the walk.
     places = zip(verdict.candidates, entries, strict=False)
-    attempts = (_remembered(each, entry, verdict, known.source) for each, entry in places)
-    return Decision(tuple(attempts), verdict.ranking, in_sandbox=False)
+    attempts = (_remembered(each, entry, verdict, source) for each, entry in places)
+    return Decision(tuple(attempts), verdict.ranking, lasts=False, in_sandbox=False)
 
 
 def _remembered(each: CandidateRecord, entry: ChainEntry, verdict: Verdict, source: str) -> Attempt:
@@ -115,6 +131,8 @@ def _timing(each: CandidateRecord, verdict: Verdict, source: str) -> dict[str, A
 def _slower(each: CandidateRecord, verdict: Verdict) -> str:
     best = verdict.best
     message = f"{each.milliseconds:.3g} ms a call"
+    if verdict.size is not None:
+        message += f" of size {verdict.size:,}"
     if "build_ms" in each.figures:
         message += ", its build counted"
     message += f"; {best.who} takes {best.milliseconds:.3g} ms, as measured on {_date(verdict)}"
