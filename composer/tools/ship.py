@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from composer import _torch, session
+from composer import _torch
 from composer.backends import find_backend
 from composer.errors import FallbackWarning, SavedFileError, error_line
 from composer.records import CompileReport
@@ -80,14 +80,12 @@ def save(
     if not listed:
         raise ValueError("composer.save needs at least one call")
     options = {"model": f"{type(model).__module__}.{type(model).__qualname__}", **(options or {})}
-    known = max((each.number for each in session.reports()), default=0)
     with tempfile.TemporaryDirectory() as name, torch.no_grad():
         folder = Path(name)
         shipped = Shipped(_without_code(_Flat(model)), [])
         with _empty_caches(folder):
-            for call in listed:
-                shipped.add(model, call, dynamic, options)
-        reports = tuple(each for each in session.reports() if each.number > known)
+            added = [shipped.add(model, call, dynamic, options) for call in listed]
+        reports = tuple(itertools.chain.from_iterable(added))
         torch.save(shipped.parts(), folder / _MODEL)
         (folder / _HEADER).write_text(json.dumps(_header(reports), indent=1))
         _write(folder, Path(path))
@@ -245,21 +243,24 @@ class Shipped:
         call: Call,
         dynamic: bool | None,
         options: Mapping[str, Any],
-    ) -> None:
-        """Compile a call, and make it until all that it needs is kept, unless a graph serves it.
+    ) -> tuple[CompileReport, ...]:
+        """Compile a call, unless a graph serves it, and make it until all that it needs is kept.
 
         Args:
             model: The model with its code.
             call: The call.
             dynamic: As for :func:`save`.
             options: As for :func:`save`.
+
+        Returns:
+            The reports of the graphs as another process will have them.
         """
         args, kwargs = (call, {}) if isinstance(call, tuple) else ((), call)
         form, inputs = _Form.of(args, kwargs)
         if len(set(map(id, inputs))) < len(inputs):
             raise ValueError("a call has a tensor twice, and its graph would serve no other calls")
         if any(each.form == form and self._accepts(each, inputs) for each in self._functions):
-            return
+            return ()
         leaves, nested = _torch.tensors.flatten(model(*args, **kwargs))
         ahead: Any = torch.compile(
             _Flat(model, form).forward,
@@ -271,7 +272,7 @@ class Shipped:
         saved = _torch.files.function_as_bytes(ahead, inputs)
         self._functions.append(_Function(form, nested(range(len(leaves))), saved))
         # The call is made as another process makes it, so that what the file lacks shows now.
-        warm_up(self, [call])
+        return warm_up(self, [call]).graphs
 
     def parts(self) -> tuple[torch.nn.Module, list[Any]]:
         """Return the arguments that make the same function in another process."""
