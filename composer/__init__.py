@@ -23,6 +23,7 @@ if _typing.TYPE_CHECKING:
     from composer.records import Attempt, CompileReport, Reason, Status
     from composer.session import configure, report, reports, reset
     from composer.tools.explain import explain
+    from composer.tools.ship import load, save
     from composer.tools.warm_up import warm_up
 
 __all__ = [
@@ -36,11 +37,13 @@ __all__ = [
     "configure",
     "errors",
     "explain",
+    "load",
     "passes",
     "refresh",
     "report",
     "reports",
     "reset",
+    "save",
     "testing",
     "using",
     "warm_up",
@@ -52,6 +55,7 @@ _HOMES = {
     "records": ("Attempt", "CompileReport", "Reason", "Status"),
     "session": ("configure", "report", "reports", "reset"),
     "tools.explain": ("explain",),
+    "tools.ship": ("load", "save"),
     "tools.warm_up": ("warm_up",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -12,6 +12,7 @@
     │   ├── BackendCheckError(AssertionError) ``testing.check_backend``: rules that an engine breaks
     │   ├── RecordError(ValueError)        an object is not the record of a compile
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
+    │   ├── SavedFileError                 ``composer.load``: a file is damaged, or not for here
     │   ├── RankingError                   ``composer bench``: calls of a model cannot be compared
     │   ├── Refusal                        an engine refuses, with a status and a reason code
     │   │   ├── SandboxRefusal             ``isolate``: the build in a sandbox was not accepted
@@ -183,6 +184,10 @@ class RecordError(ComposerError, ValueError):
     """An object that was read is not the record of a compile, or has another schema version."""
 
 
+class SavedFileError(ComposerError):
+    """A file of :func:`composer.save` is damaged, or cannot work in this process."""
+
+
 class BisectError(ComposerError):
     """:func:`composer.passes.bisect` has nothing to compare with.
 
@@ -235,7 +240,8 @@ class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
 class FallbackWarning(UserWarning):
     """A candidate was not accepted, a pass was rolled back, or an environment variable is misspelt.
 
-    It is given once for each name and reason.
+    Or a file of :func:`composer.save` was made with something else than what is here. It is given
+    once for each name and reason.
     """
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 import torch.fx
+from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -20,6 +23,12 @@ _NAMES = (
     *(f"torch.fx._graph_pickler:{each}" for each in ("GraphPickler.dumps", "GraphPickler.loads")),
     "torch.fx._graph_pickler:Options",
     "torch.fx._graph_pickler:_OpPickleData.pickle",
+)
+_SHIPPING = "saving a model to one file (composer.save)"
+_OF_FUNCTIONS = (
+    "torch._dynamo.aot_compile:AOTCompiledFunction",
+    *(f"torch._dynamo.package:{each}" for each in ("load_guards_state", "load_guard_manager")),
+    *(f"torch._dynamo.config:{each}" for each in ("specialize_int", "specialize_float")),
 )
 
 
@@ -50,6 +59,48 @@ def not_saving() -> contextlib.AbstractContextManager[None]:
     )
     off = {name: False for name in settings if hasattr(functorch_config, name)}
     return cast(contextlib.AbstractContextManager[None], functorch_config.patch(off))
+
+
+@optional(_SHIPPING, *_OF_FUNCTIONS)
+def function_as_bytes(compiled: Any, inputs: Sequence[torch.Tensor]) -> bytes:
+    """Compile a function of tensors ahead of time, and serialize it.
+
+    Args:
+        compiled: What ``torch.compile`` returned. No guard on its module is kept. So numbers of the
+            module become constants, also where sizes are dynamic.
+        inputs: The tensors.
+    """
+    with dynamo_config.patch(specialize_int=True, specialize_float=True):
+        function = compiled.aot_compile((tuple(inputs), {}))
+    artifacts = function._artifacts
+    env = artifacts.runtime_env
+    # Torch would let the other process import each module that was seen while it traced.
+    used = {
+        name: module for name, module in env.import_sources.items() if name in env.external_refs
+    }
+    artifacts.runtime_env = dataclasses.replace(env, import_sources=used)
+    return bytes(type(function).serialize(function).serialized_data)
+
+
+@optional(_SHIPPING, *_OF_FUNCTIONS)
+def function_of_bytes(data: bytes) -> Any:
+    """Read a function that :func:`function_as_bytes` wrote.
+
+    A filter of guards does not leave out the guards on the order of keys, such as the names of a
+    module's children. Torch cannot read these without the guards on the module itself.
+    """
+    from torch._dynamo import aot_compile, package
+
+    class Function(aot_compile.AOTCompiledFunction):
+        def __post_init__(self) -> None:
+            artifacts = self._artifacts
+            artifacts.check_compatibility()
+            state = package.load_guards_state(artifacts.guards_state)
+            state.output_graph.guard_on_key_order = set()
+            artifacts.guard_manager = package.load_guard_manager(state, artifacts.original_code, {})
+            super().__post_init__()
+
+    return Function.deserialize(data)
 
 
 def graph_as_bytes(gm: torch.fx.GraphModule) -> bytes:

@@ -110,6 +110,18 @@ def is_compilers(error: BaseException) -> bool:
 
 
 @optional(
+    "Inductor's artefacts in the file of composer.save",
+    "torch._inductor.runtime.cache_dir_utils:temporary_cache_dir",
+    without=lambda folder: contextlib.nullcontext(),
+)
+def caches_in(folder: str) -> contextlib.AbstractContextManager[None]:
+    """Let Inductor find nothing that it compiled before, and keep what it compiles in a folder."""
+    from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
+
+    return temporary_cache_dir(folder)
+
+
+@optional(
     "telling what shared passes did to graphs in Inductor's cache, by torch's own folder",
     "torch._inductor.runtime.cache_dir_utils:cache_dir",
     without=lambda: os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir(),

@@ -13,7 +13,8 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 from composer._torch.names import optional, optional_value
 
@@ -198,8 +199,8 @@ def put_back_versions(versions: Iterable[tuple[torch.Tensor, int]]) -> None:
 
 def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     """The leaves of nested tuples, lists and dicts, and a function that nests others like them."""
-    leaves, spec = _pytree.tree_flatten(value)
-    return leaves, lambda new: _pytree.tree_unflatten(new, spec)
+    leaves, spec = tree_flatten(value)
+    return leaves, lambda new: tree_unflatten(new, spec)
 
 
 def before_swaps(told: Callable[[torch.Tensor], None]) -> None:

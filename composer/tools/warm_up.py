@@ -54,7 +54,7 @@ def warm_up(
     """
     listed = list(calls)
     for index, call in enumerate(listed):
-        _check(index, call)
+        check_call(index, call)
     here = session.current()
     known = session.reports()  # keeps these counters alive, so that no new ones have their id
     noted = here.noted
@@ -76,7 +76,12 @@ def warm_up(
     return Report(new, session.current().without_graph(noted))
 
 
-def _check(index: int, call: Any) -> None:
+def check_call(index: int, call: Any) -> None:
+    """Refuse arguments of a call that are neither a tuple nor a mapping.
+
+    Raises:
+        TypeError: they are not.
+    """
     if not isinstance(call, tuple | Mapping):
         wanted = "a tuple of positional arguments, such as (x,), or a mapping of keyword arguments"
         raise TypeError(f"calls[{index}] is a {type(call).__name__}, and should be {wanted}")

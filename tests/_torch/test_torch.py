@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import operator
 import os
 import pkgutil
@@ -1704,3 +1705,46 @@ def test_forked_child_forgets_a_compile_of_another_thread() -> None:
     may_end.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+class _OfChildren(torch.nn.Module):
+    """Dynamo guards on the order of the children, because ``forward`` iterates over them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleDict({"first": torch.nn.Linear(4, 4)})
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = layer(x)
+        return x
+
+
+@needs_torch("2.12", "there is a switch to be set")
+def test_a_function_is_read_whose_guards_on_its_module_are_left_out() -> None:
+    """Torch itself cannot read the guards on the order of keys, which no filter leaves out."""
+    model, x = _OfChildren(), torch.randn(2, 4)
+
+    def keep(guards):
+        return [each.name.partition("[")[0] in ("", "x") for each in guards]
+
+    with torch.no_grad():
+        compiled = torch.compile(
+            model.forward,
+            backend="composer",
+            fullgraph=True,
+            options={"chain": ["eager"], "guard_filter_fn": keep},
+        )
+        data = _torch.files.function_as_bytes(compiled, [x])
+        function = _torch.files.function_of_bytes(data)
+        torch.testing.assert_close(function(model, x), model(x))
+        with fault_of("torch"), pytest.raises(AttributeError, match="_Missing"):
+            torch.compiler.load_compiled_function(io.BytesIO(data))
+
+
+def test_inductor_keeps_what_it_compiles_in_another_folder(tmp_path) -> None:
+    """For as long as it is asked to."""
+    own = _torch.inductor.inductor_cache_dir()
+    with _torch.inductor.caches_in(str(tmp_path)):
+        assert _torch.inductor.inductor_cache_dir() == str(tmp_path)
+    assert _torch.inductor.inductor_cache_dir() == own

@@ -36,13 +36,14 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """An empty ``__main__``, as a reader's own script has it; logging is left as it was."""
+    """An empty ``__main__``, as a reader's own script has it; what a page sets is set back."""
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     logger = logging.getLogger("composer")
     level = logger.level
     yield main
     logger.setLevel(level)
+    torch.compiler.set_stance("default")
 
 
 @pytest.mark.slow
