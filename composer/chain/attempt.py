@@ -163,7 +163,7 @@ def run_once(tried: Tried, request: GraphRequest) -> Tried:
 
 
 _OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
-"""Reasons that may not occur again with a smaller part of the graph in bf16."""
+"""Reasons that may not occur again with a smaller part of the graph in low precision."""
 
 
 def _acceptable(
