@@ -110,6 +110,30 @@ def multiply_in_integers(model: onnx.ModelProto) -> None:
     _replace_nodes(model, nodes)
 
 
+def give_zero_points(model: onnx.ModelProto) -> None:
+    """Give weights that have a scale for each channel and no zero points a zero for each channel.
+
+    Where ONNX Runtime (1.32) reads weights in uint8, it adds one zero point for all channels, and
+    then fails. Each weight gets a constant of its own, since it also fails if two share one.
+    """
+    import numpy as np
+    import onnx
+
+    values, nodes = Values(model), list[Any]()
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and len([*filter(None, node.input)]) == 2:
+            channels = _count(node.input[1], values)
+            if node.input[0] in values.initializers and channels not in (None, 1):
+                name = f"{node.output[0]}_zero_points"
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(values.types[node.input[0]].dtype)
+                zeros = onnx.numpy_helper.from_array(np.zeros(channels, dtype))
+                nodes.append(onnx.helper.make_node("Constant", [], [name], value=zeros))
+                del node.input[2:]
+                node.input.append(name)
+        nodes.append(node)
+    _replace_nodes(model, nodes)
+
+
 def _would_be_wrong(node: onnx.NodeProto, values: Values) -> bool:
     """True for a ``MatMul`` of dequantized numbers for which there is no right kernel."""
     import onnx

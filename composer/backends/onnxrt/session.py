@@ -18,6 +18,7 @@ from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.quantized import (
     compute_softmax_in_floats,
     counted_products,
+    give_zero_points,
     multiply_in_integers,
     quantize_once,
 )
@@ -118,6 +119,7 @@ def _use_own_operators(model: onnx.ModelProto, providers: Mapping[str, object]) 
     if providers.keys() == {CPU}:
         quantize_once(model)
         multiply_in_integers(model)
+        give_zero_points(model)
         read_weights_as_they_lie(model)
         compute_softmax_in_floats(model)
     if providers.keys() <= {CPU, CUDA}:
