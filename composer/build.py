@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Precision = Literal["fp32", "bf16"]
-"""The precision that an engine may use for float32; inputs and outputs keep their dtypes."""
+Precision = Literal["fp32", "bf16", "int8"]
+"""The precision that an engine may use for float32; inputs and outputs keep their dtypes. In eight
+bits an engine is asked for float32, and given a graph that quantizes."""
 
 Freeze = Literal["auto", True, False]
 """The policy for weights: true makes them constants in all engines that can, false in none, and

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
+LowPrecision = Literal["bf16", "int8"]
+"""The precisions below float32 that the policy may ask for: bfloat16, and eight bits."""
+
 _DOCUMENTED = ConfigDict(
     use_attribute_docstrings=True, json_schema_serialization_defaults_required=True
 )
@@ -232,10 +235,10 @@ class Attempt:
     """Traceback of that exception. For a remembered failure, it is from the process that failed."""
     options: dict[str, Any] = field(default_factory=dict)
     """The candidate's options, as the chain gives them."""
-    precision: Literal["fp32", "bf16"] | None = None
+    precision: Literal["fp32", "bf16", "int8"] | None = None
     """The precision that the policy asks for; null if it is the graph's own."""
     products_in_fp32: int = 0
-    """In bf16: the number of matrix products, from the first on, that stay in float32."""
+    """In bf16 or int8: the number of products that stay in float32."""
     tentative: bool = False
     """True if a refusal needs no warning, because the same backend follows in fp32."""
     timing: dict[str, Any] | str | None = None
@@ -593,7 +596,7 @@ def spelled(name: str, options: Mapping[str, Any]) -> str:
 
 def in_precision(name: str, precision: str | None) -> str:
     """Return an engine's name with its precision, ``"onnxrt in bf16"``; float32 is not named."""
-    return f"{name} in bf16" if precision == "bf16" else name
+    return name if precision in (None, "", "fp32") else f"{name} in {precision}"
 
 
 def printable(text: str) -> str:

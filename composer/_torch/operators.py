@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import operator
 import os
 import sys
@@ -268,6 +269,11 @@ def _is_written_in_torch(function: types.FunctionType) -> bool:
 def can_quantize() -> bool:
     """True if the operators by which PT2E quantizes are loaded; torch loads them when needed."""
     return hasattr(torch.ops.quantized_decomposed, "quantize_per_tensor")
+
+
+def load_quantizing() -> None:
+    """Load the operators by which PT2E quantizes. Nothing public loads them alone."""
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
 
 
 def registry_name(target: Any) -> str:

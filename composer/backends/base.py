@@ -85,6 +85,10 @@ class Backend(ABC):
     (:mod:`composer.graphs.low_precision`), the build computes the rest in float32. If ``False``,
     composer rewrites the graph where the policy wants ``bf16``."""
 
+    gains_by_int8: ClassVar[bool] = False
+    """True if the engine has kernels that multiply 8-bit numbers faster than float32. Only such an
+    engine is given the graph with quantized products where the policy wants ``int8``."""
+
     has_self_test: ClassVar[bool] = False
     """True if composer tries the engine on small graphs before its first use with the installed
     versions (:mod:`composer.chain.selftest`). The engine has to compile a small graph in less than

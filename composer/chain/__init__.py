@@ -9,7 +9,7 @@ Read in this order:
 - :mod:`~composer.chain.eager_fallback` serves where none was.
 
 An attempt may also build in a child process (:mod:`~composer.chain.sandbox`), compare numbers
-(:mod:`~composer.chain.verify`), compute in bfloat16 (:mod:`~composer.chain.precision`,
+(:mod:`~composer.chain.verify`), compute in low precision (:mod:`~composer.chain.precision`,
 :mod:`~composer.chain.mixed_precision`), and know of the test of an engine
 (:mod:`~composer.chain.selftest`). Among several ranks the chain is walked by their leader first
 (:mod:`~composer.chain.ranks`).

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch
+from composer import _torch, session
 from composer.backends.base import Backend
 from composer.build import (
     Artefacts,
@@ -32,7 +32,7 @@ from composer.build import (
     building,
 )
 from composer.chain import mixed_precision, sandbox
-from composer.chain.candidates import ChainEntry
+from composer.chain.candidates import NO_GAIN, ChainEntry
 from composer.chain.precision import Narrow, Stays, copy_at_aten, narrow
 from composer.chain.select.choice import Tried
 from composer.chain.verify import prove, verify
@@ -42,6 +42,7 @@ from composer.graphs import clones, sharing, writes
 from composer.graphs.checkpoints import leaving_modes
 from composer.graphs.comparison import Bounds
 from composer.knowledge.fingerprint import Fingerprint
+from composer.knowledge.part import Part
 from composer.lowering.each import compile_each
 from composer.passes.canonical import NotCanonical
 from composer.passes.within_aotautograd import LatePasses
@@ -58,7 +59,7 @@ class _UnderWay:
         facts: The facts of the current build.
         precision: The precision that the policy asks for; ``None`` if it asks for none, or if it is
             not known yet.
-        in_fp32: In bf16, how many of the first products stay in float32.
+        wide: In low precision, the places of the products that stay in float32.
     """
 
     request: GraphRequest
@@ -69,14 +70,13 @@ class _UnderWay:
     options: dict[str, Any]
     among_ranks: bool = False
     precision: Precision | None = None
-    in_fp32: int = 0
+    wide: tuple[int, ...] = ()
 
 
 def try_candidate(
     request: GraphRequest,
     entry: ChainEntry,
     passes: LatePasses,
-    in_fp32: int = 0,
     *,
     made: dict[str, object] | None = None,
     require_working: Callable[[ChainEntry, Fingerprint], None] = lambda entry, of: None,
@@ -93,7 +93,6 @@ def try_candidate(
         request: The graph.
         entry: The candidate.
         passes: The shared passes of the later stages, which run within it.
-        in_fp32: How many of the first products stay in float32, if that is known from earlier.
         made: Results that engines share; ``None`` if nothing is shared.
         require_working: Refuses an engine that does not work with the installed versions.
         among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
@@ -122,7 +121,7 @@ def try_candidate(
             entry.recall(fingerprint, under_way.facts)
             if not is_built_apart(entry):  # else the sandbox does
                 require_working(entry, fingerprint)
-            compiled, bounds = _acceptable(under_way, in_fp32)
+            compiled, bounds = _acceptable(under_way, fingerprint)
         accepted = _record(under_way, started)
     except BaseException as error:
         control_flow.pass_on(error)
@@ -164,21 +163,23 @@ def run_once(tried: Tried, request: GraphRequest) -> Tried:
 
 
 _OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
-"""Reasons that may not occur again with a smaller part of the graph in bf16."""
+"""Reasons that may not occur again with a smaller part of the graph in low precision."""
 
 
-def _acceptable(under_way: _UnderWay, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
+def _acceptable(
+    under_way: _UnderWay, fingerprint: Fingerprint
+) -> tuple[Callable[..., Any], Bounds | None]:
     """Build and verify the candidate; return its callable, and how far its numbers may be off.
 
-    Tentatively, in bf16, the largest part of the graph whose numbers hold is computed in bf16. With
-    several ranks it is the whole graph or nothing, because ranks might find different parts.
+    Tentatively, in low precision, the largest part of the graph whose numbers hold is computed so.
+    With several ranks it is the whole graph or nothing, because ranks might find different parts.
     """
-    parts = _parts(under_way, in_fp32)
+    parts = _parts(under_way, fingerprint)
     part, known = next(parts), dict(under_way.facts.extra)
     deadline = time.perf_counter() + (under_way.entry.limits.timeout or math.inf)
     while True:
         try:
-            return _build_and_verify(under_way, part)
+            accepted = _build_and_verify(under_way, part)
         except Refusal as refusal:
             if refusal.reason not in _OFF or time.perf_counter() >= deadline:
                 raise
@@ -186,63 +187,79 @@ def _acceptable(under_way: _UnderWay, in_fp32: int) -> tuple[Callable[..., Any],
             if smaller is None:
                 raise
             part, under_way.facts = smaller, BuildFacts(extra=dict(known))
+        else:
+            if part:
+                entry = under_way.entry
+                found = Part(backend=entry.candidate.name, wide=part)
+                session.current().knowledge.learn(found, fingerprint, entry.cache)
+            return accepted
 
 
-def _parts(under_way: _UnderWay, in_fp32: int) -> Iterator[int]:
-    """Yield how many of the first products to keep in float32, in the order to try."""
+def _parts(under_way: _UnderWay, fingerprint: Fingerprint) -> Iterator[tuple[int, ...]]:
+    """Yield which products to keep in float32, in the order to try."""
     entry = under_way.entry
     if not entry.tentative or under_way.among_ranks:
-        yield 0
+        yield ()
         return
-    assert entry.bounds_in_bf16 is not None  # a tentative candidate has some
-    if in_fp32:
-        yield in_fp32
-    yield from mixed_precision.parts(
-        under_way.request, entry.bounds_in_bf16, under_way.passes.shared
-    )
+    assert entry.low is not None  # a tentative candidate has a low precision, and bounds for it
+    assert entry.bounds_in_low is not None
+    if known := session.current().knowledge.recall(Part, fingerprint, entry.cache).fact:
+        yield known.wide
+    in_order = entry.backend.chooses_precision
+    rounding = mixed_precision.Rounding(entry.low, entry.bounds_in_low, in_order)
+    yield from mixed_precision.parts(rounding, under_way.request, under_way.passes.shared)
 
 
 def _build_and_verify(
-    under_way: _UnderWay, in_fp32: int
+    under_way: _UnderWay, wide: tuple[int, ...]
 ) -> tuple[Callable[..., Any], Bounds | None]:
-    """Build in the candidate's precision, with the first ``in_fp32`` products in fp32, and verify.
+    """Build in the candidate's precision, with the ``wide`` products in fp32, and verify.
 
     An engine that computes in bf16 because of its own option has to meet the bounds of fp32.
     """
     entry = under_way.entry
-    narrowed = _narrowed(under_way, in_fp32)
+    narrowed = _narrowed(under_way, wide)
     if narrowed is None:
         bounds = entry.bounds
         compiled = _build_within_limits(under_way, under_way.request, "fp32")
     else:
-        bounds = entry.bounds_in_bf16
-        own: Precision = "bf16" if entry.backend.chooses_precision else "fp32"
-        compiled = narrowed.around(_build_within_limits(under_way, narrowed.request, own))
+        bounds = entry.bounds_in_low
+        compiled = narrowed.around(_build_within_limits(under_way, narrowed.request, narrowed.told))
+        if entry.low == "int8":
+            under_way.facts.keeps_nan = False  # no integer stands for it
     _decline_low_coverage(under_way.facts, entry.min_coverage)
     _verify(compiled, under_way, bounds)
     return compiled, bounds
 
 
-def _narrowed(under_way: _UnderWay, in_fp32: int) -> Narrow | None:
-    """Return the graph rewritten to bfloat16, if that is the candidate's precision.
+def _narrowed(under_way: _UnderWay, wide: tuple[int, ...]) -> Narrow | None:
+    """Return the graph rewritten to low precision, if that is the candidate's precision.
 
     Raises:
         Refusal: ``skipped``, for a tentative candidate where the graph gains nothing from it.
     """
     entry = under_way.entry
-    if entry.precision != "bf16":
+    precision = entry.low
+    if precision is None:
         under_way.precision = entry.precision
         return None
     try:
-        marks, tentative = entry.backend.chooses_precision, entry.tentative
-        narrowed = narrow(under_way.request, tentative=tentative, marks=marks, in_fp32=in_fp32)
+        if precision == "int8" and not entry.backend.gains_by_int8:
+            raise Stays(NO_GAIN)
+        marks = entry.backend.chooses_precision and precision == "bf16"
+        narrowed = narrow(
+            under_way.request, precision, tentative=entry.tentative, marks=marks, wide=wide
+        )
     except Stays as stays:
         if entry.tentative:
-            refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
-        under_way.precision, under_way.facts.extra["not_in_bf16"] = "fp32", str(stays)
+            refuse(Status.SKIPPED, Reason.POLICY, f"not tried in {precision}: {stays}")
+        under_way.precision = "fp32"
+        under_way.facts.extra[f"not_in_{precision}"] = str(stays)
         return None
-    under_way.precision, under_way.in_fp32 = "bf16", in_fp32
-    under_way.facts.extra["products_in_bf16"] = narrowed.products
+    under_way.precision = precision
+    under_way.wide = wide
+    if precision == "bf16":  # in eight bits the engine itself says how many it has
+        under_way.facts.extra["products_in_bf16"] = narrowed.products
     return narrowed
 
 
@@ -305,7 +322,8 @@ def _in_dialect(under_way: _UnderWay, request: GraphRequest) -> GraphRequest:
     if late or request.torch_gm is None:
         if wanted is None:  # a function that does not say what it takes may well take ATen
             return request
-        cause = "precision" if under_way.precision == "bf16" else _passes_in_words(under_way)
+        is_low = under_way.precision not in (None, "fp32")
+        cause = "precision" if is_low else _passes_in_words(under_way)
         message = f"its dialect is torch functions, and the policy's {cause} made a graph of ATen"
         refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, message)
     if request.torch_gm is not request.gm:
@@ -410,7 +428,8 @@ def _verify(compiled: Callable[..., Any], under_way: _UnderWay, bounds: Bounds |
         return
     compared = verify(compiled, under_way.request, under_way.passes.shared, bounds, under_way.facts)
     if under_way.entry.tentative and not compared:
-        refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
+        message = f"in {under_way.precision} its numbers could not be compared"
+        refuse(Status.SKIPPED, Reason.POLICY, message)
 
 
 def _raise_pass_error(error: BaseException) -> None:
@@ -437,7 +456,7 @@ def _record(under_way: _UnderWay, started: float) -> Attempt:
         "options": under_way.options,
         "tentative": entry.tentative,
         "precision": under_way.precision,
-        "products_in_fp32": under_way.in_fp32,
+        "products_in_fp32": len(under_way.wide),
     }
     return Attempt(
         backend=entry.candidate.name,
@@ -449,7 +468,7 @@ def _record(under_way: _UnderWay, started: float) -> Attempt:
         engine={name: value for name, value in of_policy.items() if value} | facts.record(),
         options=under_way.options,
         precision=under_way.precision,
-        products_in_fp32=under_way.in_fp32,
+        products_in_fp32=len(under_way.wide),
         tentative=entry.tentative,
     )
 

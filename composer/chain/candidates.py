@@ -20,10 +20,13 @@ from composer.knowledge.quarantine import Quarantined
 from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Cache, Candidate, Facts, Policy
 from composer.policy.resolution import Finders, all_of
-from composer.records import Attempt, GraphRequest, Reason, Status
+from composer.records import Attempt, GraphRequest, LowPrecision, Reason, Status
 from composer.system import subprocesses
 
 T = TypeVar("T")
+
+NO_GAIN = "the engine has no kernels that are faster in eight bits"
+"""Why an engine is not given a graph with quantized products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class ChainEntry:
         tentative: True if it serves only if its numbers hold. The same candidate in fp32 is next.
         in_sandbox: True if this process is a sandbox, or a sandbox has run it on this graph.
         stays_here: True if the policy says that no sandbox is to build it (``isolate = false``).
-        bounds_in_bf16: ``bounds`` for a graph that was rewritten to bfloat16. A graph without a
+        bounds_in_low: ``bounds`` for a graph that was rewritten to low precision. A graph without a
             product of float32 is not rewritten, and has ``bounds`` even in bf16.
     """
 
@@ -61,7 +64,7 @@ class ChainEntry:
     tentative: bool = False
     in_sandbox: bool = False
     stays_here: bool = False
-    bounds_in_bf16: LowPrecisionBounds | None = None
+    bounds_in_low: LowPrecisionBounds | None = None
 
     @property
     def parts(self) -> CandidateParts:
@@ -76,6 +79,11 @@ class ChainEntry:
             build=f"{self.freeze} {self.min_coverage}",
             terms=self.terms,
         )
+
+    @property
+    def low(self) -> LowPrecision | None:
+        """The precision of the candidate, if that is below float32."""
+        return None if self.precision == "fp32" else self.precision
 
     @property
     def is_torchs(self) -> bool:
@@ -144,7 +152,7 @@ def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, 
 
 
 def _entries(candidate: Candidate, policy: Policy, cache: Cache) -> Iterator[ChainEntry]:
-    """Return a candidate's entry, or two of them (:func:`_in_each_precision`)."""
+    """Return a candidate's entry, or several of them (:func:`_in_each_precision`)."""
     backend = find_backend(candidate.backend)
     backend.check_options(candidate.options)
     entry = ChainEntry(
@@ -173,16 +181,33 @@ ONLY_TABLES = Finders(refuse_slip, lambda *_: (), lambda *_: SharedPasses())
 
 
 def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry]:
-    """The entry as it is, in bf16, or (``precision = "auto"``) in bf16 and then in fp32."""
-    if policy.precision.mode == "fp32" or entry.is_fallback:
+    """The entry as it is, in low precision, or (``auto``) in each that is allowed and in fp32."""
+    precision = policy.precision
+    if precision.mode == "fp32" or entry.is_fallback:
         yield entry
         return
-    tentative = policy.precision.mode == "auto"
-    is_bounded = tentative or entry.bounds is not None
-    lowered = LowPrecisionBounds(share=policy.precision.max_error) if is_bounded else None
-    yield replace(entry, precision="bf16", tentative=tentative, bounds_in_bf16=lowered)
-    if tentative:
-        yield replace(entry, precision="fp32")
+    bounds = LowPrecisionBounds(share=precision.max_error)
+    if precision.mode != "auto":
+        compared = None if entry.bounds is None else bounds
+        yield replace(entry, precision=precision.mode, bounds_in_low=compared)
+        return
+    tentative = replace(entry, tentative=True, bounds_in_low=bounds)
+    for each in precision.allow:
+        barred = _why_not_tried(each, entry.backend, policy)
+        yield replace(tentative, precision=each, barred=barred)
+    yield replace(entry, precision="fp32")
+
+
+def _why_not_tried(precision: LowPrecision, backend: Backend, policy: Policy) -> str:
+    """Return why ``auto`` does not try an engine in a precision; empty if it does."""
+    if precision == "bf16":
+        return ""
+    if not backend.gains_by_int8:
+        return f"not tried in int8: {NO_GAIN}"
+    if policy.select.by == "fastest":
+        return ""
+    # Whether eight bits are faster depends on the processor, and on the sizes of the products.
+    return 'not tried in int8: only select = "fastest" finds out whether it is faster'
 
 
 def _is_written(candidate: Candidate, policy: Policy) -> bool:

@@ -1,15 +1,16 @@
-"""The policy's ``precision``: the graph with its matrix products and convolutions in bfloat16.
+"""The policy's ``precision``: the graph with its products in bfloat16 or in eight bits.
 
-A copy of the graph is rewritten (:class:`~composer.passes.lower_precision.LowerPrecision`), for the
-candidates that compute all or a part of it (:mod:`composer.chain.mixed_precision`) in bf16. All
-other candidates and the eager fallback keep the graph as it was captured.
+A copy of the graph is rewritten (:class:`~composer.passes.lower_precision.LowerPrecision`,
+:class:`~composer.passes.quantize_products.QuantizeProducts`), for the candidates that compute all
+or a part of it (:mod:`composer.chain.mixed_precision`) in low precision. All other candidates and
+the eager fallback keep the graph as it was captured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +18,18 @@ import torch
 import torch.fx
 
 from composer import _torch, session
+from composer.build import Precision
 from composer.graphs import clones, collectives, low_precision, writes
 from composer.lowering.partition.regions import Region
-from composer.lowering.weights.narrow import Copy, NarrowWeights
+from composer.lowering.weights.narrow import Copy, Key, NarrowWeights
 from composer.lowering.weights.watchable import watchable
 from composer.passes import before_autograd
+from composer.passes.ahead import computed_ahead
 from composer.passes.canonical import to_aten
-from composer.passes.lower_precision import LowerPrecision, casts_in, products_of
+from composer.passes.lower_precision import LowerPrecision, products_of
+from composer.passes.quantize_products import QuantizeProducts
 from composer.passes.resolve import SharedPasses
-from composer.records import GraphRequest
+from composer.records import GraphRequest, LowPrecision
 
 
 class Stays(Exception):
@@ -34,61 +38,70 @@ class Stays(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """A graph whose products and convolutions are in bfloat16.
+    """A graph whose products are in low precision.
 
     Attributes:
-        request: The graph, with rounded weights among its inputs. If a weight is read in both
-            precisions, it stays an input and its rounded copy is an additional last input.
-        products: How many operations the graph computes in bfloat16.
+        request: The graph, with copies of weights among its inputs.
+        products: How many operations the graph computes in low precision.
         around: Wraps what was compiled for this graph so that it takes the captured graph's inputs.
-        copies: The rounded weights, kept alive until an engine holds them.
+        copies: The copies of weights, kept alive until an engine holds them.
+        told: The precision that the engine is asked for.
     """
 
     request: GraphRequest
     products: int
     around: Callable[[Callable[..., Any]], Callable[..., Any]]
     copies: tuple[Copy, ...] = ()
+    told: Precision = "fp32"
 
 
 def narrow(
-    request: GraphRequest, *, tentative: bool, marks: bool = False, in_fp32: int = 0
+    request: GraphRequest,
+    precision: LowPrecision,
+    *,
+    tentative: bool,
+    marks: bool = False,
+    wide: tuple[int, ...] = (),
 ) -> Narrow:
-    """Return the graph with its products in bfloat16; their weights are rounded once, ahead.
+    """Return the graph with its products in low precision; copies of weights are made ahead.
 
     Args:
         request: The graph that every candidate is given, and the inputs of a call.
-        tentative: Rewrite only if bf16 may be faster and the numbers can be compared: on a
-            processor with bf16 arithmetic, and not in training.
+        precision: The precision.
+        tentative: Rewrite only if the precision may be faster and the numbers can be compared: not
+            in training, and in bf16 on a processor with bf16 arithmetic.
         marks: For an engine that chooses the precision itself. The graph is not rewritten. If
-            ``in_fp32`` is not 0, the nodes that may be in bfloat16 are marked.
-        in_fp32: How many products, from the first on, stay in float32.
+            products stay wide, the nodes from the first product behind all of them on are marked.
+        wide: The products that stay in float32, by their places among all products.
 
     Raises:
         Stays: there is nothing to gain, or nothing to rewrite.
     """
-    if why := _why_not(request, tentative=tentative):
+    if why := _why_not(request, precision, tentative=tentative):
         raise Stays(why)
-    gm, products = _rewritten(request, in_fp32)
+    gm, products = _rewritten(request, precision, wide)
     if not marks:
         return _with_copies(request, clones.clone_graph(gm), products)
-    marked = _marked(request, in_fp32) if in_fp32 else request
-    return Narrow(marked, products, lambda compiled: compiled)
+    marked = _marked(request, max(wide) + 1) if wide else request
+    return Narrow(marked, products, lambda compiled: compiled, told=precision)
 
 
-def _why_not(request: GraphRequest, *, tentative: bool) -> str:
+def _why_not(request: GraphRequest, precision: LowPrecision, *, tentative: bool) -> str:
     """Return why the graph is not rewritten; empty if it can be."""
     if request.device != "cpu":
-        return f"the graph is on {request.device}; only graphs on the CPU are computed in bf16"
+        return (
+            f"the graph is on {request.device}; only graphs on the CPU are computed in {precision}"
+        )
     if torch.is_autocast_enabled("cpu"):
         return "it runs under torch.autocast, which decides the precision"
-    return _why_not_tried(request) if tentative else ""
-
-
-def _why_not_tried(request: GraphRequest) -> str:
-    """Return why bf16 cannot be faster or cannot be compared here; empty if it can be tried."""
-    if request.training:
+    if request.training and (tentative or precision == "int8"):
         return "the graph trains"
-    if not _torch.processor.multiplies_bf16():
+    return _why_not_tried(request, precision) if tentative else ""
+
+
+def _why_not_tried(request: GraphRequest, precision: LowPrecision) -> str:
+    """Return why it cannot be faster or cannot be compared here; empty if it can be tried."""
+    if precision == "bf16" and not _torch.processor.multiplies_bf16():
         return "this processor has no bf16 arithmetic"
     if any(isinstance(value, _torch.fakes.FakeTensor) for value in request.example_inputs):
         return "the graph was compiled without real inputs to compare numbers on"
@@ -98,21 +111,22 @@ def _why_not_tried(request: GraphRequest) -> str:
 
 
 Rewritten = tuple[torch.fx.GraphModule, int]
-"""A graph, and how many of its products are in bfloat16."""
+"""A graph, and how many of its products are in low precision."""
 
 
-def _rewritten(request: GraphRequest, in_fp32: int) -> Rewritten:
-    """Return the graph with all products except the first ``in_fp32`` in bfloat16.
+def _rewritten(request: GraphRequest, precision: LowPrecision, wide: tuple[int, ...]) -> Rewritten:
+    """Return the graph with all products except the ``wide`` ones in low precision.
 
     Raises:
         Stays: the graph cannot be rewritten.
     """
-    known: dict[int, Rewritten | str] = request.made_of_graph().setdefault("rewritten", {})
-    if in_fp32 not in known:
-        for part in known.keys() - {0}:  # parts are tried one after the other; keep only the last
+    known: dict[Any, Rewritten | str] = request.made_of_graph().setdefault("rewritten", {})
+    key = precision, wide
+    if key not in known:
+        for part in [each for each in known if each[1]]:  # parts are tried in turn; keep the last
             del known[part]
-        known[in_fp32] = _rewrite(request, in_fp32)
-    found = known[in_fp32]
+        known[key] = _rewrite(request, precision, wide)
+    found = known[key]
     if isinstance(found, str):
         raise Stays(found)
     return found
@@ -140,60 +154,64 @@ def copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
     return clones.clone_graph(made["aten"], _torch.sources.lazy_graph_module)
 
 
-def _rewrite(request: GraphRequest, in_fp32: int) -> Rewritten | str:
-    passes = SharedPasses((LowerPrecision(in_fp32),))
+def _rewrite(
+    request: GraphRequest, precision: LowPrecision, wide: tuple[int, ...]
+) -> Rewritten | str:
+    lowering = LowerPrecision(wide) if precision == "bf16" else QuantizeProducts(wide)
+    passes = SharedPasses((lowering,))
     rewritten, (record,) = before_autograd.rewrite(request, passes, copy_at_aten)
     if record.error:
         return record.error
     if not record.matches:
         nested = any(isinstance(each, torch.fx.GraphModule) for each in request.gm.children())
         outside = " outside of nested graphs, such as the branches of torch.cond," if nested else ""
-        return f"it has no product or convolution of float32{outside} to compute in bf16"
+        return f"it has no {_MEANT[precision]} of float32{outside} to compute in {precision}"
     return rewritten.gm, record.matches
 
 
+_MEANT = {"bf16": "product or convolution", "int8": "product with a weight"}
+
+
 def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int) -> Narrow:
-    """Replace weights that the graph would round at every call by copies that are rounded once.
+    """Replace what the graph would compute from weights at every call by copies.
 
     This is not done in training, where weights change and gradients flow through the rounding.
     """
+    twin = dataclasses.replace(request, gm=gm, torch_gm=None)
     placeholders = gm.graph.find_nodes(op="placeholder")
-    written = writes.assigned_inputs(request.gm)
-    cast = [i for i in request.weights - written if casts_in(placeholders[i])]
-    fixed = {i: request.example_inputs[i] for i in cast if _is_fixed(placeholders[i])}
-    rounded = sorted(watchable(fixed))
-    if request.training or not rounded:
-        twin = dataclasses.replace(request, gm=gm, torch_gm=None)
+    ahead = computed_ahead(gm.graph)
+    candidates = request.weights - writes.assigned_inputs(request.gm)
+    read = [i for i in candidates if placeholders[i].name in ahead and _is_fixed(placeholders[i])]
+    values = watchable({i: request.example_inputs[i] for i in read})
+    if request.training or not values:
         return Narrow(twin, products, lambda compiled: compiled)
     shared = session.current().copies
-    copies = {i: shared.of(request.example_inputs[i]) for i in rounded}
     inputs = list(request.example_inputs)
-    places: list[int] = []
-    more: list[int] = []
-    for i, copy in copies.items():
-        if len(casts_in(placeholders[i])) == len(placeholders[i].users):
-            places.append(i)
-            inputs[i] = copy.values
-            _retype(placeholders[i], placeholders[i], copy.values)
-        else:
-            more.append(i)
-            inputs.append(copy.values)
-            _retype(placeholders[i], _added(gm.graph, placeholders[i]), copy.values)
+    takes: dict[int, Key] = {}
+    copies: list[Copy] = []
+    for i, weight in sorted(values.items()):
+        for how, nodes in ahead[placeholders[i].name].items():
+            copy = shared.of(weight, how)
+            added = _added(gm.graph, placeholders[i], copy.values, nodes[0])
+            for node in nodes:
+                node.replace_all_uses_with(added)
+            _erase_unread(nodes)
+            if placeholders[i].users:
+                takes[len(inputs)] = i, how
+                inputs.append(copy.values)
+            else:  # nothing else reads the weight, so the copy takes its place
+                takes[i] = i, how
+                inputs[i] = copy.values
+                placeholders[i].meta = added.meta
+                added.replace_all_uses_with(placeholders[i])
+                gm.graph.erase_node(added)
+            copies.append(copy)
     gm.recompile()
     weights = request.weights | set(range(len(request.example_inputs), len(inputs)))
-    twin = dataclasses.replace(
-        request,
-        gm=gm,
-        torch_gm=None,
-        example_inputs=tuple(inputs),
-        weights=frozenset(weights),
-    )
-    values = {i: request.example_inputs[i] for i in rounded}
+    twin = dataclasses.replace(twin, example_inputs=tuple(inputs), weights=frozenset(weights))
     region = Region(gm, values, {}, {})
-    around = functools.partial(
-        NarrowWeights, region=region, places=places, more=more, copies=shared
-    )
-    return Narrow(twin, products, around, tuple(copies.values()))
+    around = functools.partial(NarrowWeights, region=region, takes=takes, copies=shared)
+    return Narrow(twin, products, around, tuple(copies))
 
 
 def _is_fixed(placeholder: torch.fx.Node) -> bool:
@@ -201,23 +219,26 @@ def _is_fixed(placeholder: torch.fx.Node) -> bool:
     return all(isinstance(size, int) for size in placeholder.meta["val"].shape)
 
 
-def _added(graph: torch.fx.Graph, weight: torch.fx.Node) -> torch.fx.Node:
-    """Add a last placeholder, for the copy of a weight that also stays an input itself."""
+def _added(
+    graph: torch.fx.Graph, weight: torch.fx.Node, copy: torch.Tensor, computed: torch.fx.Node
+) -> torch.fx.Node:
+    """Add a last placeholder, for a copy of a weight in the place of a node that computes it."""
     last = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last):
-        added = graph.placeholder(f"{weight.target}_in_bf16")
+        added = graph.placeholder(f"{weight.target}_ahead")
     added.meta.update(weight.meta)
+    added.meta["val"] = added.meta["example_value"] = computed.meta["val"]
+    fake = _torch.fakes.fake_of_fixed_size(copy)
+    if fake is not None:
+        added.meta["example_value"] = fake
     _torch.sources.carry_no_source(weight, added)
     return added
 
 
-def _retype(weight: torch.fx.Node, placeholder: torch.fx.Node, copy: torch.Tensor) -> None:
-    """Make all users of the rounded ``weight`` read ``placeholder``, the input of ``copy``."""
-    casts = casts_in(weight)
-    placeholder.meta["val"] = placeholder.meta["example_value"] = casts[0].meta["val"]
-    fake = _torch.fakes.fake_of_fixed_size(copy)
-    if fake is not None:
-        placeholder.meta["example_value"] = fake
-    for cast in casts:
-        cast.replace_all_uses_with(placeholder)
-        cast.graph.erase_node(cast)
+def _erase_unread(nodes: Iterable[torch.fx.Node]) -> None:
+    """Erase these nodes, and those that only they read."""
+    for node in nodes:
+        if node.op == "call_function" and not node.users:
+            given = node.all_input_nodes
+            node.graph.erase_node(node)
+            _erase_unread(given)

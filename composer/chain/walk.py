@@ -190,12 +190,11 @@ class _Trying:
         """Return the eager fallback."""
         return choice.fallback_of(*self.eager.made(self.request), message)
 
-    def at(self, place: int, in_fp32: int = 0, *, in_sandbox: bool = False) -> choice.Tried:
+    def at(self, place: int, *, in_sandbox: bool = False) -> choice.Tried:
         """Try the candidate at a place of the chain.
 
         Args:
             place: The place.
-            in_fp32: How many of the first products stay in float32, if that is known.
             in_sandbox: True if a sandbox has run it on this graph.
         """
         entry = self.entries[place]
@@ -207,7 +206,6 @@ class _Trying:
                 self.request,
                 entry,
                 passes,
-                in_fp32,
                 made=self.made,
                 require_working=selftest.require,
                 among_ranks=self.among_ranks,
@@ -236,9 +234,8 @@ class _Trying:
             return self.none_of(decision)
         for place in places:
             known = decision.attempts[place] if place < len(decision.attempts) else None
-            in_fp32 = known.products_in_fp32 if known else 0
             in_sandbox = known is not None and decision.in_sandbox
-            tried = self.built.get(place) or self.at(place, in_fp32, in_sandbox=in_sandbox)
+            tried = self.built.get(place) or self.at(place, in_sandbox=in_sandbox)
             if tried.compiled is not None:
                 return decision.outcome(place, tried, self.refused)
             self.refused[place] = tried

@@ -20,13 +20,14 @@ from composer.cli.usage import USAGE, Json, fail
 from composer.errors import CacheWarning
 from composer.knowledge.facts import Fact
 from composer.knowledge.failure import Failure
+from composer.knowledge.part import Part
 from composer.knowledge.self_test import SelfTest
 from composer.knowledge.verdict import Verdict
 from composer.lowering.export import artefacts
 from composer.registry import did_you_mean
 from composer.system.disk import DiskCache, cache_dir
 
-_KINDS: dict[str, type[Fact]] = {each.kind: each for each in (Failure, SelfTest, Verdict)}
+_KINDS: dict[str, type[Fact]] = {each.kind: each for each in (Failure, Part, SelfTest, Verdict)}
 """The kinds of facts that are kept on disk, by name."""
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)

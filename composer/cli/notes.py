@@ -30,7 +30,8 @@ _NEEDS = {
     ("verify", "every"): ("when", {"sample"}),
     ("verify", "rtol"): ("when", _COMPARED),
     ("verify", "atol"): ("when", _COMPARED),
-    ("precision", "max_error"): ("mode", {"bf16", "auto"}),
+    ("precision", "max_error"): ("mode", {"bf16", "int8", "auto"}),
+    ("precision", "allow"): ("mode", {"auto"}),
     ("on_runtime_error", "retry_after"): ("action", {"fallback"}),
 }
 """For a key of a field's table: the other key, and its values with which the first has effect."""

@@ -28,7 +28,7 @@ from composer import _torch
 from composer.graphs import low_precision
 from composer.graphs.nodes import attribute_at, described, nested_graphs, value_of
 
-_NAMESPACES = ("aten", "prims", "composer")
+_NAMESPACES = ("aten", "prims", "quantized_decomposed", "composer")
 """Namespaces of torch's and composer's operators, whose names and versions define what they do."""
 
 _WORDS = (str, bool, int, float, complex, type(None), type(Ellipsis))
@@ -111,6 +111,8 @@ def as_bytes(gm: torch.fx.GraphModule) -> bytes:
 
 def of_bytes(data: bytes) -> torch.fx.GraphModule:
     """The graph that :func:`as_bytes` wrote."""
+    if b"quantized_decomposed" in data:
+        _torch.operators.load_quantizing()
     gm = _torch.files.graph_of_bytes(data)
     for node in gm.graph.find_nodes(op="call_method"):
         if str(node.target).startswith(_FUNCTION):

@@ -6,6 +6,7 @@
 - :mod:`~composer.knowledge.verdict`: the engine that was measured to be the fastest;
 - :mod:`~composer.knowledge.self_test`: whether an engine works with the installed versions;
 - :mod:`~composer.knowledge.quarantine`: a candidate failed when it ran;
+- :mod:`~composer.knowledge.part`: the products that a candidate keeps in float32;
 - :mod:`~composer.knowledge.chosen`: the candidate that serves a graph, as ``composer.lock`` has it;
 - :mod:`~composer.knowledge.lock_file`: the file ``composer.lock``, an export of these facts;
 - :mod:`~composer.knowledge.shared_store`: a folder through which machines share facts.

@@ -94,7 +94,7 @@ class Chosen(Fact):
     inputs: tuple[str, ...]
     passes: tuple[LockedPass, ...] = ()
     options: dict[str, Any] = Field(default_factory=dict)
-    precision: Literal["", "bf16"] = ""
+    precision: Literal["", "bf16", "int8"] = ""
     policy: dict[str, Any] = Field(default_factory=dict)
     parts: dict[str, str]
 

@@ -36,7 +36,16 @@ from composer.graphs import sizes
 from composer.knowledge.facts import Fact
 from composer.knowledge.fingerprint import Fingerprint
 from composer.policy import Cache
-from composer.records import EAGER, Attempt, Outcome, Reason, Status, in_precision, printable
+from composer.records import (
+    EAGER,
+    Attempt,
+    LowPrecision,
+    Outcome,
+    Reason,
+    Status,
+    in_precision,
+    printable,
+)
 from composer.system import distribution, hardware
 from composer.system.disk import this_process
 from composer.system.distribution import version_of
@@ -84,7 +93,6 @@ class CandidateRecord(BaseModel):
         message: The first line of its attempt's message.
         timing: Its times; ``None`` if it was not measured.
         precision: Its precision, if that is not the graph's own.
-        products_in_fp32: How many of the first products stay in float32.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -94,8 +102,7 @@ class CandidateRecord(BaseModel):
     reason: Reason | None
     message: Text
     timing: Annotated[dict[Text, Number | bool] | None, AfterValidator(_complete)]
-    precision: Literal["bf16"] | None = None
-    products_in_fp32: Annotated[int, Field(ge=0)] = 0
+    precision: LowPrecision | None = None
 
     @property
     def who(self) -> str:
@@ -304,8 +311,7 @@ def record_of(attempt: Attempt) -> CandidateRecord:
         reason=attempt.reason,
         message=clipped(first_line(attempt.message)),
         timing=figures_of(attempt),
-        precision="bf16" if attempt.precision == "bf16" else None,
-        products_in_fp32=attempt.products_in_fp32,
+        precision=None if attempt.precision == "fp32" else attempt.precision,
     )
 
 

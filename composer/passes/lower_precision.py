@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.passes import metadata
+from composer.passes import ahead, metadata
 from composer.passes.aliasing import Aliasing, holds_memory
 from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.node_modes import Modes, NodeModes
@@ -52,17 +53,17 @@ class LowerPrecision(GraphPass):
     Similar: ``torch.autocast("cpu", torch.bfloat16)``, for eager code.
 
     Attributes:
-        first: The number of products that stay in float32, counted from the start of the graph.
+        wide: Which of the products stay in float32, counted from the start of the graph.
     """
 
-    first: int = 0
+    wide: tuple[int, ...] = ()
 
-    depends_on: ClassVar[tuple[str, ...]] = SHARED_MODULES
+    depends_on: ClassVar[tuple[str, ...]] = (*SHARED_MODULES, "composer.passes.ahead")
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Put casts around each product."""
         narrowing = _Narrowing(gm.graph, Aliasing(gm), NodeModes.in_graph(gm.graph))
-        chosen = list(self.chosen(products_of(gm)[self.first :]))
+        chosen = list(self.chosen(without(products_of(gm), self.wide)))
         for product in chosen:
             narrowing.lower(product)
         return len(chosen)
@@ -74,16 +75,14 @@ def products_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return [node for node in gm.graph.nodes if _lowers(node, modes)]
 
 
-def casts_in(weight: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the casts of a weight to bfloat16 that this pass added.
-
-    Only products use their results. Casts that the user wrote are left out, since their results may
-    be returned or written to.
-    """
-    return [node for node in weight.users if _MARK in node.meta]
+def without(products: list[torch.fx.Node], wide: Collection[int]) -> list[torch.fx.Node]:
+    """Return the products that do not stay in float32."""
+    return [node for place, node in enumerate(products) if place not in wide]
 
 
-_MARK = "rounded_for_products"
+def rounded(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight in bfloat16."""
+    return weight.to(torch.bfloat16)
 
 
 def _lowers(node: torch.fx.Node, modes: NodeModes) -> bool:
@@ -189,7 +188,7 @@ class _Narrowing:
 
     def _cast(self, node: torch.fx.Node, reader: torch.fx.Node) -> torch.fx.Node:
         made = self._emit(reader, node, aten.to.dtype, (node, torch.bfloat16), {})
-        made.meta[_MARK] = True
+        ahead.mark(made, node, rounded)
         return made
 
     def _emit(

@@ -14,12 +14,13 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    field_validator,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 
 from composer.graphs.comparison import Bounds
-from composer.records import GraphRequest
+from composer.records import GraphRequest, LowPrecision
 
 
 def _refuse_bool(value: Any) -> Any:
@@ -242,13 +243,25 @@ class Verify(Worded):
 class Precision(Worded):
     """The precision of float32 matrix products and convolutions on the CPU."""
 
-    mode: Literal["fp32", "bf16", "auto"] = "fp32"
-    """``bf16`` is bfloat16. ``auto`` tries each engine in bfloat16 first, in inference. The engine
-    is accepted in bfloat16 if its error on the first real inputs is at most ``max_error``."""
+    mode: Literal["fp32", "bf16", "int8", "auto"] = "fp32"
+    """``bf16`` is bfloat16. ``int8`` quantizes products with a weight, for engines with kernels for
+    eight bits. ``auto`` tries each engine in the precisions of ``allow`` first, in inference. The
+    engine is accepted if its error on the first real inputs is at most ``max_error``."""
 
     max_error: Annotated[float, Field(gt=0.0), _NUMBER] = 0.01
-    """The largest error that is accepted in bfloat16: the largest difference in a tensor, divided
-    by the largest magnitude in it."""
+    """The largest error that is accepted in low precision: the largest difference in a tensor,
+    divided by the largest magnitude in it."""
+
+    allow: Annotated[tuple[LowPrecision, ...], Field(min_length=1)] = ("bf16",)
+    """The precisions that ``auto`` tries, in this order. ``int8`` is tried only under
+    ``select = "fastest"``, which keeps it if it is measured to be faster."""
+
+    @field_validator("allow")
+    @classmethod
+    def _check_each_once(cls, allow: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(allow)) < len(allow):
+            raise ValueError("Input should name each precision once")
+        return allow
 
 
 class OnRuntimeError(Worded):

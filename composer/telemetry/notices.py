@@ -12,7 +12,7 @@ There is no warning for:
   graph, if another engine serves the graph: the user did not ask for it by name;
 - a candidate that was skipped for another reason;
 - an engine that was slower in a measurement;
-- a candidate that ``precision = "auto"`` tried in bf16 and did not choose.
+- a candidate that ``precision = "auto"`` tried in low precision and did not choose.
 """
 
 from __future__ import annotations

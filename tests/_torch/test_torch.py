@@ -1236,6 +1236,15 @@ def test_operators_are_found_by_their_path(operator) -> None:
     assert _torch.operators.operator_path(torch.sin) is None
 
 
+def test_operators_that_quantize_are_loaded_when_they_are_needed() -> None:
+    """By a module of their own, which torch does not import by itself."""
+    _torch.operators.load_quantizing()
+    assert _torch.operators.can_quantize()
+    x = torch.tensor([-1.0, 0.0, 1.0])
+    quantized = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.5, 1, 0, 255, torch.uint8)
+    assert quantized.tolist() == [0, 1, 3]
+
+
 def test_operator_of_a_triton_kernel_has_no_path() -> None:
     """Its kernel is a number in a table of this process."""
     from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation

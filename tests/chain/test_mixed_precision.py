@@ -1,4 +1,4 @@
-"""``precision = "auto"`` where bfloat16 holds for a part of a graph: its first products stay."""
+"""``precision = "auto"`` where bfloat16 holds for a part of a graph: the worst products stay."""
 
 from __future__ import annotations
 
@@ -74,6 +74,26 @@ def test_what_does_not_hold_stays_in_fp32_and_the_rest_is_taken() -> None:
     assert (engine["products_in_fp32"], engine["products_in_bf16"]) == (1, 3)
 
 
+class Late(Early):
+    """The last of four products is the one that bfloat16 ruins."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = self.rest[:3](x)
+        difference = torch.matmul(near + self.far, near.new_ones(16, 16)) - 16 * self.far
+        last: Tensor = difference + self.rest[3](near).sum()
+        return last
+
+
+@torch.no_grad()
+def test_product_with_the_largest_share_of_the_error_stays_wherever_it_is() -> None:
+    """Not the first ones: each product alone in bfloat16 tells its share."""
+    module, x, spy = Late().eval(), torch.randn(4, 16), Builds()
+    got = compiled(module, spy, precision="auto")(x)
+    assert told() == [("spy", "bf16", "succeeded", None)]
+    assert 0 < error(got, module(x)) < 0.01
+    assert spy.products == [WHOLE, WHOLE, PART, WHOLE]
+
+
 @torch.no_grad()
 def test_all_of_it_is_not_built_where_that_is_beyond_hope() -> None:
     """What engines differ by does not make up for it; else they are asked for all of it first."""
@@ -141,7 +161,9 @@ class Rounds(Builds):
 def test_more_is_kept_where_an_engine_rounds_besides(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was run eagerly was just within what is allowed: there is a second try, and no third."""
     monkeypatch.setattr(
-        mixed_precision._Errors, "first_within", lambda _, margin: 1 if margin > 0.7 else 2
+        mixed_precision._Search,
+        "fewest_within",
+        lambda _, margin: (0,) if margin > 0.7 else (0, 1),
     )
     spy = Rounds()
     compiled(Early().eval(), spy, precision="auto")(torch.randn(4, 16))
@@ -208,7 +230,9 @@ def test_what_is_not_measured_for_a_second_candidate_does_not_fail_it(
 ) -> None:
     """The first was content with what is known; more of it would take a run, and those are slow."""
     measured = (3.0, 0.8, 0.5, 0.4)
-    monkeypatch.setattr(mixed_precision._Errors, "_measured", lambda _, first, __: measured[first])
+    monkeypatch.setattr(
+        mixed_precision._Search, "_measured", lambda _, wide, __: measured[len(wide)]
+    )
 
     class Wrong(Builds):
         def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
@@ -254,14 +278,14 @@ def test_runs_may_get_too_slow_once_the_first_was_not(monkeypatch: pytest.Monkey
     module, x, spy = Early().eval(), torch.randn(4, 16), Builds()
     off = in_bf16(module, x)
     torch.compiler.reset()
-    of = mixed_precision._Errors.of
+    of = mixed_precision._Search.of
 
-    def slower(errors: Any, first: int) -> float:
-        found = of(errors, first)
+    def slower(search: Any, wide: tuple[int, ...]) -> float:
+        found = of(search, wide)
         monkeypatch.setattr(mixed_precision, "_LONG", 0.0)
         return found
 
-    monkeypatch.setattr(mixed_precision._Errors, "of", slower)
+    monkeypatch.setattr(mixed_precision._Search, "of", slower)
     compiled(module, spy, precision={"mode": "auto", "max_error": 0.7 * off})(x)
     assert spy.built == 2
     assert [status for _, _, status, _ in told()] == ["rejected", "succeeded"]
@@ -454,7 +478,7 @@ class Recalls(Builds):
 
 @torch.no_grad()
 def test_verdict_goes_straight_to_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds how many products stay: the graph is not run to find out, and built once."""
+    """The part is a fact of its own: the graph is not run to find out, and built once."""
     module, x, spy = Early().eval(), torch.randn(4, 16), Recalls()
     precision = {"mode": "auto", "max_error": 0.9 * in_bf16(module, x)}
     options = {"precision": precision, "select": "fastest"}

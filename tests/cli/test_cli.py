@@ -275,7 +275,12 @@ def test_policy_check_says_where_a_file_is_no_toml(passes, tmp_path) -> None:
         ),
         (
             "[[models]]\nprecision = { max_error = 0.1 }\n",
-            "models[0].precision: max_error says nothing without mode = 'auto' or mode = 'bf16'",
+            "models[0].precision: max_error says nothing without mode = 'auto' or mode = 'bf16' "
+            "or mode = 'int8'",
+        ),
+        (
+            "[[models]]\nprecision = { mode = 'int8', allow = ['int8'] }\n",
+            "models[0].precision: allow says nothing without mode = 'auto'",
         ),
         (
             "[[models]]\nverify = { rtol = 1e-3 }\n",

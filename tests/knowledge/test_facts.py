@@ -16,6 +16,7 @@ from composer.knowledge.chosen import Chosen, for_lock
 from composer.knowledge.facts import Fact, Knowledge
 from composer.knowledge.failure import Failure
 from composer.knowledge.fingerprint import CandidateParts, Fingerprint
+from composer.knowledge.part import Part
 from composer.knowledge.quarantine import Quarantined
 from composer.knowledge.self_test import SelfTest
 from composer.knowledge.verdict import Verdict
@@ -25,7 +26,7 @@ from composer.records import Attempt, End, GraphRequest, Outcome, Reason, Status
 from composer.system.disk import this_process
 
 CACHE = Cache()
-KINDS: list[type[Fact]] = [Failure, Verdict, SelfTest, Quarantined, Chosen]
+KINDS: list[type[Fact]] = [Failure, Verdict, SelfTest, Quarantined, Chosen, Part]
 
 
 class Engine(Backend):
@@ -86,6 +87,8 @@ def fact(kind: type[Fact], of: Fingerprint) -> Fact:
     """Return a fact of a kind that was learnt about these candidates."""
     if kind is Quarantined:
         return Quarantined(in_chain="engine")
+    if kind is Part:
+        return Part(backend="engine", wide=(0, 2))
     if kind is SelfTest:
         return SelfTest(backend="engine", why="")
     if kind is Chosen:

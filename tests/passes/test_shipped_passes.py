@@ -18,6 +18,7 @@ import composer
 from composer.errors import OptionError
 from composer.passes import GraphPass
 from composer.passes.lower_precision import LowerPrecision
+from composer.passes.quantize_products import QuantizeProducts
 from composer.passes.resolve import PASSES
 
 aten = torch.ops.aten
@@ -734,7 +735,7 @@ def of_passes(module: str) -> set[str]:
     return {n for n in names if n in sys.modules and n.startswith(rooms)} - {GraphPass.__module__}
 
 
-@pytest.mark.parametrize("cls", [*map(PASSES.get, NAMES), LowerPrecision])
+@pytest.mark.parametrize("cls", [*map(PASSES.get, NAMES), LowerPrecision, QuantizeProducts])
 def test_fingerprint_covers_the_modules_that_a_pass_is_made_of(cls: type[GraphPass]) -> None:
     """A change of any of them gives the pass another key."""
     found, left = set(), {cls.__module__}

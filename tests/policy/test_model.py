@@ -70,6 +70,12 @@ def nested(path: str, value: object) -> dict:
         ),
         ({"verify": True}, "'verify' is True: Input should be 'off', 'compile' or 'sample', or a"),
         ({"precision": {"mode": "fp8"}}, "'precision.mode' is 'fp8': Input should be 'fp32', 'bf"),
+        (
+            {"precision": {"mode": "auto", "allow": ["int4"]}},
+            r"'precision.allow\[0\]' is 'int4': Input should be 'bf16' or 'int8'",
+        ),
+        ({"precision": {"mode": "auto", "allow": []}}, "'precision.allow' is .*at least 1 item"),
+        ({"precision": {"allow": ["int8", "int8"]}}, "should name each precision once"),
         ({"select": {"secnds": 2}}, "unknown option 'select.secnds'; did you mean 'seconds'"),
         ({"select": {"seconds": float("inf")}}, "'select.seconds' is inf: Input should be a fini"),
         ({"timeout": float("inf")}, "option 'timeout' is inf: Input should be a finite number"),

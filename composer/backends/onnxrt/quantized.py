@@ -64,6 +64,34 @@ def compute_softmax_in_floats(model: onnx.ModelProto) -> None:
     _replace_nodes(model, nodes)
 
 
+def quantize_once(model: onnx.ModelProto) -> None:
+    """Read the integers of ``DynamicQuantizeLinear`` where the same are computed a second time.
+
+    The operators by which PT2E quantizes choose scale and zero point first, and quantize then.
+    """
+    values = Values(model)
+    for node in model.graph.node:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
+            continue
+        scale, zero_point = (_unmoved(each, values) for each in node.input[1:])
+        chosen = values.producer(scale, "DynamicQuantizeLinear")
+        if chosen is None or [scale, zero_point] != list(chosen.output[1:]):
+            continue
+        node.input[1] = scale
+        node.input[2] = zero_point
+        if node.op_type == "QuantizeLinear" and node.input[0] == chosen.input[0]:
+            node.op_type = "Identity"
+            del node.input[:]
+            del node.attribute[:]
+            node.input.append(chosen.output[0])
+
+
+def _unmoved(name: str, values: Values) -> str:
+    """Return the name of a number before casts and changes of its shape."""
+    moved = values.producer(name, "Cast", "Reshape")
+    return name if moved is None else _unmoved(moved.input[0], values)
+
+
 def multiply_in_integers(model: onnx.ModelProto) -> None:
     """Make one ``MatMulIntegerToFloat`` of each product of dequantized uint8 and a weight.
 
@@ -79,6 +107,30 @@ def multiply_in_integers(model: onnx.ModelProto) -> None:
             nodes += _in_floats(node)
         else:
             nodes.append(node)
+    _replace_nodes(model, nodes)
+
+
+def give_zero_points(model: onnx.ModelProto) -> None:
+    """Give weights that have a scale for each channel and no zero points a zero for each channel.
+
+    Where ONNX Runtime (1.32) reads weights in uint8, it adds one zero point for all channels, and
+    then fails. Each weight gets a constant of its own, since it also fails if two share one.
+    """
+    import numpy as np
+    import onnx
+
+    values, nodes = Values(model), list[Any]()
+    for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and len([*filter(None, node.input)]) == 2:
+            channels = _count(node.input[1], values)
+            if node.input[0] in values.initializers and channels not in (None, 1):
+                name = f"{node.output[0]}_zero_points"
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(values.types[node.input[0]].dtype)
+                zeros = onnx.numpy_helper.from_array(np.zeros(channels, dtype))
+                nodes.append(onnx.helper.make_node("Constant", [], [name], value=zeros))
+                del node.input[2:]
+                node.input.append(name)
+        nodes.append(node)
     _replace_nodes(model, nodes)
 
 
@@ -180,6 +232,8 @@ def _is_for_columns(made: onnx.NodeProto, transpose: onnx.NodeProto | None, valu
 
 def _count(name: str, values: Values) -> int | None:
     """Return the number of elements of a value, if it is known."""
+    if values.producer(name, "DynamicQuantizeLinear"):  # a scale or a zero point
+        return 1
     constant, move = values.constant(name), values.producer(name, "Cast", "Reshape")
     if constant is not None:
         return int(constant.size)

@@ -18,7 +18,9 @@ from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.quantized import (
     compute_softmax_in_floats,
     counted_products,
+    give_zero_points,
     multiply_in_integers,
+    quantize_once,
 )
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.backends.onnxrt.values import drop_unread
@@ -115,7 +117,9 @@ def _use_own_operators(model: onnx.ModelProto, providers: Mapping[str, object]) 
     if any(each.HasField("g") for node in model.graph.node for each in node.attribute):
         return  # a subgraph may read any value
     if providers.keys() == {CPU}:
+        quantize_once(model)
         multiply_in_integers(model)
+        give_zero_points(model)
         read_weights_as_they_lie(model)
         compute_softmax_in_floats(model)
     if providers.keys() <= {CPU, CUDA}:

@@ -34,8 +34,8 @@ def server_of(entry: ChainEntry) -> dict[str, Any]:
 
 
 def _server(engine: str, options: dict[str, Any], precision: str | None) -> dict[str, Any]:
-    in_bf16 = "bf16" if precision == "bf16" else ""
-    return {"engine": engine, "options": readable(options), "precision": in_bf16}
+    low = "" if precision in (None, "fp32") else precision
+    return {"engine": engine, "options": readable(options), "precision": low}
 
 
 def packages_of(entries: Iterable[ChainEntry]) -> tuple[str, ...]:

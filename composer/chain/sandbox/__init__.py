@@ -57,7 +57,7 @@ def build_in_child(
     alone = dataclasses.replace(
         entry,
         bounds=None,
-        bounds_in_bf16=None,
+        bounds_in_low=None,
         precision="bf16" if precision == "bf16" else None,
         tentative=False,
     )

@@ -112,7 +112,6 @@ def _remembered(each: CandidateRecord, entry: ChainEntry, verdict: Verdict, sour
         seconds=0.0,
         engine={"precision": each.precision} if each.precision else {},
         precision=each.precision,
-        products_in_fp32=each.products_in_fp32,
         options=plain(dict(entry.candidate.options)),
     )
     if each.timing:

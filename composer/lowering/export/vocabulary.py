@@ -14,6 +14,8 @@ from typing import Any
 from composer import _torch
 from composer.build import Artefacts
 from composer.lowering.export import artefacts
+from composer.lowering.operators import operators
+from composer.lowering.operators.entry import Operator
 from composer.lowering.operators.translations import translator
 from composer.system import forks
 
@@ -36,6 +38,9 @@ class Vocabulary:
 
     def translates(self, target: Any) -> bool:
         """True if there is a translation for a node's target, by the exporter or by composer."""
+        # The operators of some entries may have been loaded after the first answer.
+        if operators().get(target, Operator()).translate:
+            return True
         return _torch.operators.registry_name(target) in self._known_and_translated()[1]
 
     @property

@@ -34,7 +34,9 @@ def _of_pt2e() -> dict[Any, Operator]:
         ops.quantize_per_tensor.default: Operator(quantize),
         **lying_as_in_eager(
             {
-                ops.quantize_per_tensor.tensor: Operator(quantize_by_tensors),
+                ops.quantize_per_tensor.tensor: Operator(
+                    quantize_to_a_part, translate="quantized:quantize"
+                ),
                 ops.quantize_per_tensor.tensor2: Operator(quantize_by_tensors),
                 ops.quantize_per_channel_group.default: Operator(quantize_groups),
             }
@@ -42,7 +44,7 @@ def _of_pt2e() -> dict[Any, Operator]:
         **{each: Operator(_torch.operators.eager_parts_of(each)) for each in _composed()},
         ops.dequantize_per_tensor.tensor: Operator(translate="quantized:dequantize"),
         ops.dequantize_per_tensor.tensor2: Operator(translate="quantized:dequantize"),
-        ops.choose_qparams.tensor: Operator(choose_for_tensor),
+        ops.choose_qparams.tensor: Operator(choose_with_limit, translate="quantized:choose"),
         ops.choose_qparams_symmetric.tensor: Operator(
             functools.partial(choose_for_tensor, symmetric=True)
         ),
@@ -70,6 +72,7 @@ def written_out() -> Operators:
         ops.quantize_per_tensor.tensor2: Operator(quantize_in_single_precision),
         ops.dequantize_per_tensor.tensor: Operator(dequantize_by_tensors),
         ops.dequantize_per_tensor.tensor2: Operator(dequantize_by_tensors),
+        ops.choose_qparams.tensor: Operator(choose_for_tensor),
     }
 
 
@@ -131,6 +134,21 @@ def quantize_by_tensors(
     return torch.clamp(rounded, quant_min, quant_max).to(dtype)
 
 
+def quantize_to_a_part(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+) -> Any:
+    """Quantize to a narrower range than that of the dtype; ``QuantizeLinear`` has the whole one."""
+    limits = torch.iinfo(dtype)
+    if x.dtype is torch.float32 and (quant_min, quant_max) == (limits.min, limits.max):
+        return NotImplemented
+    return quantize_by_tensors(x, scale, zero_point, quant_min, quant_max, dtype)
+
+
 def quantize_in_single_precision(
     x: torch.Tensor, scale: torch.Tensor, *others: Any
 ) -> torch.Tensor:
@@ -167,6 +185,16 @@ def quantize_groups(
     shifted = x.reshape(scales.numel(), -1) * (1.0 / scales.reshape(-1, 1))
     rounded = torch.round(shifted + zero_points.reshape(-1, 1))
     return torch.clamp(rounded, quant_min, quant_max).to(dtype).reshape(x.shape)
+
+
+def choose_with_limit(
+    x: torch.Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
+) -> Any:
+    """A scale that is not smaller than ``eps``; ``DynamicQuantizeLinear`` has no such limit."""
+    is_whole = x.dtype is torch.float32 and (quant_min, quant_max, dtype) == (0, 255, torch.uint8)
+    if is_whole and eps <= torch.finfo(torch.float32).tiny:
+        return NotImplemented
+    return choose_for_tensor(x, quant_min, quant_max, eps, dtype)
 
 
 def choose_for_tensor(

@@ -1,7 +1,7 @@
-"""Keeps copies of weights in bfloat16: made once, and again when a weight changes.
+"""Keeps what is computed from weights ahead: made once, and again when a weight changes.
 
 Rounding the weights within the graph would cost memory traffic at every call, as much as computing
-in bfloat16 saves.
+in low precision saves.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,19 +18,24 @@ from composer import _torch
 from composer.lowering.partition.regions import Region
 from composer.lowering.weights.bindings import BindingEngine
 from composer.lowering.weights.by_address import BoundWeights
+from composer.passes.ahead import How
+
+Key = tuple[int, How]
+"""The position of a weight, and what is computed from it."""
 
 
 class Copy:
-    """A bfloat16 copy of a weight, and the state of the weight that it was made from.
+    """What is computed from a weight, and the state of the weight that it was made from.
 
     It does not keep the weight alive.
     """
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, how: How) -> None:
         self._weight = weakref.ref(weight)
+        self._how = how
         self._state = _state(weight)
         self._layout = _layout(weight)
-        self.values = torch.nn.Parameter(narrowed(weight), requires_grad=False)
+        self.values = torch.nn.Parameter(computed(weight, how), requires_grad=False)
 
     def follow(self, weight: torch.Tensor) -> bool:
         """Update the copy to the weight's present values; False if it is no copy of this weight.
@@ -45,7 +50,7 @@ class Copy:
         if not self._state.unchanged((weight,)):
             state = _state(weight)
             with _outside_of_modes():
-                self.values.copy_(weight.detach())
+                self.values.copy_(self._how(weight.detach()))
             self._state = state
         return True
 
@@ -64,26 +69,27 @@ def _layout(weight: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
 
 
 class Copies:
-    """The bfloat16 copies of weights. A copy lives as long as an engine holds it.
+    """The copies of weights. A copy lives as long as an engine holds it.
 
-    Graphs that share a weight share its copy, and so do the candidates for one graph.
+    Graphs that share a weight share its copies, and so do the candidates for one graph.
     """
 
     def __init__(self) -> None:
-        self._of: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
+        self._of: weakref.WeakValueDictionary[Key, Copy] = weakref.WeakValueDictionary()
 
-    def of(self, weight: torch.Tensor) -> Copy:
-        """Return the copy of a weight, with the weight's present values."""
-        known = self._of.get(id(weight))
+    def of(self, weight: torch.Tensor, how: How) -> Copy:
+        """Return the copy of a weight, made of the weight's present values."""
+        key = id(weight), how
+        known = self._of.get(key)
         if known is None or not known.follow(weight):
-            known = self._of[id(weight)] = Copy(weight)
+            known = self._of[key] = Copy(weight, how)
         return known
 
 
-def narrowed(weight: torch.Tensor) -> torch.Tensor:
-    """Return the values in bfloat16, as a tensor that is not a view and that has a version."""
+def computed(weight: torch.Tensor, how: How) -> torch.Tensor:
+    """Return what is computed from a weight, as a tensor that is no view and that has a version."""
     with _outside_of_modes():
-        return weight.detach().to(torch.bfloat16)
+        return how(weight.detach())
 
 
 @contextlib.contextmanager
@@ -92,15 +98,13 @@ def _outside_of_modes() -> Iterator[None]:
         yield
 
 
-class NarrowWeights(BindingEngine[dict[int, Copy]]):
-    """Calls what was compiled for a graph that takes some of its weights in bfloat16.
+class NarrowWeights(BindingEngine[dict[Key, Copy]]):
+    """Calls what was compiled for a graph that takes copies of some of its weights.
 
     Args:
-        compiled: The compiled graph. It takes the arguments, with the weights at ``places`` in
-            bfloat16, and then the weights at ``more`` in bfloat16.
-        region: The graph before the change, with the weights at all these positions.
-        places: Positions of weights that the graph reads in bfloat16 only.
-        more: Positions of weights that the graph reads both in bfloat16 and as they are.
+        compiled: The compiled graph. It takes the arguments, and behind them further copies.
+        region: The graph before the change, with the weights of which it takes copies.
+        takes: The copies that it takes, by their position. One behind the arguments is added.
         copies: The copies, shared with other graphs.
     """
 
@@ -108,31 +112,27 @@ class NarrowWeights(BindingEngine[dict[int, Copy]]):
         self,
         compiled: Callable[..., Any],
         region: Region,
-        places: Sequence[int],
-        more: Sequence[int],
+        takes: Mapping[int, Key],
         copies: Copies,
     ) -> None:
         super().__init__(region)
-        # Rounding a weight after each change costs no more than rounding it at each call.
+        # Making a copy after each change costs no more than making it at each call.
         self._changes_allowed = math.inf
         self._run = _torch.breaks.undisabled(compiled)
-        self._places = tuple(places)
-        self._more = tuple(more)
+        self._takes = dict(takes)
         self._copies = copies
         self.bind_first(region)
 
-    def _make(self, values: Mapping[int, torch.Tensor]) -> dict[int, Copy]:
-        return {i: self._copies.of(each) for i, each in values.items()}
+    def _make(self, values: Mapping[int, torch.Tensor]) -> dict[Key, Copy]:
+        keys = [(i, how) for i, how in self._takes.values() if i in values]
+        return {(i, how): self._copies.of(values[i], how) for i, how in keys}
 
     def __call__(self, *args: Any) -> Any:
         """Run with the weights as they are now."""
         copies = self._made_for(args)
-
-        def at(i: int) -> torch.Tensor:
-            return copies[i].values if i in copies else narrowed(args[i])
-
         inputs = list(args)
-        for i in self._places:
-            inputs[i] = at(i)
-        inputs.extend(map(at, self._more))
+        for position, key in self._takes.items():
+            i, how = key
+            values = copies[key].values if key in copies else computed(args[i], how)
+            inputs[position : position + 1] = [values]  # at the end, this appends
         return self._run(*inputs)

@@ -213,3 +213,17 @@ def test_sums_of_unsigned_products_still_saturate(monkeypatch: pytest.MonkeyPatc
     found, expected, _ = run_at_the_ends(layer, 2, 16, 8, 8)
     with fault_of("onnxruntime"):
         assert not torch.equal(found, expected)
+
+
+def test_a_weight_without_zero_points_is_right() -> None:
+    """Where ONNX Runtime reads weights in uint8, it would add one for all channels, and fail."""
+    layer = Layer(UINT8, (24, 100), bias=True)
+
+    def weight_only(x: Tensor) -> Tensor:
+        given = layer.weight, layer.scales, None, 0, -128, 127, torch.int8
+        return F.linear(x, ops.dequantize_per_channel(*given), layer.bias)
+
+    x = torch.randn(16, 100)
+    found = compiled(weight_only, "onnxrt")(x)
+    assert last().chosen == "onnxrt"
+    torch.testing.assert_close(found, weight_only(x), rtol=1e-4, atol=1e-4)

@@ -15,9 +15,14 @@ from composer.lowering.operators import operators
 from composer.lowering.operators.entry import Operators
 
 
-@functools.cache
 def translator() -> _torch.exporter.OnnxTranslator:
     """The exporter's translator, in which composer's translations take precedence."""
+    return _translator(_torch.operators.can_quantize())
+
+
+@functools.cache
+def _translator(quantized: bool) -> _torch.exporter.OnnxTranslator:
+    """The translator, made again once the operators that quantize are loaded."""
     return translator_with(operators())
 
 

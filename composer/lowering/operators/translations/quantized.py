@@ -17,6 +17,34 @@ def integer_product(self: TTensor, mat2: TTensor) -> TTensor:
     return op.MatMulInteger(self, mat2)
 
 
+def choose(
+    input: TTensor,  # the operator's own name
+    quant_min: int,
+    quant_max: int,
+    eps: float,
+    dtype: int,
+) -> tuple[TTensor, TTensor]:
+    """``choose_qparams.tensor``, for uint8 and without a lower limit of the scale."""
+    _, scale, zero_point = op.DynamicQuantizeLinear(input)
+    one = op.Constant(value_ints=[1])
+    scale = op.Reshape(op.Cast(scale, to=ir.DataType.DOUBLE), one)
+    return scale, op.Reshape(op.Cast(zero_point, to=ir.DataType.INT64), one)
+
+
+def quantize(
+    input: TTensor,  # the operator's own name
+    scale: TTensor,
+    zero_point: TTensor,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: int,
+) -> TTensor:
+    """``quantize_per_tensor.tensor``, for the whole range of the dtype."""
+    number = op.Constant(value_ints=[])
+    scale = op.Reshape(op.Cast(scale, to=ir.DataType.FLOAT), number)
+    return op.QuantizeLinear(input, scale, op.Reshape(op.Cast(zero_point, to=dtype), number))
+
+
 def dequantize(
     input: TTensor,  # the operator's own name
     scale: TTensor,

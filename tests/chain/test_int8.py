@@ -1,0 +1,291 @@
+"""``precision = "int8"``: products with weights in eight bits, for engines that gain by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from common import compiled, last
+from naps import short_nap
+from spies import error, layers, told
+from torch import Tensor, nn
+
+from composer import _torch
+from composer.backends.base import Backend, Build, BuildRequest
+from composer.passes import ahead
+from composer.passes.canonical import to_aten
+from composer.passes.quantize_products import QuantizeProducts
+
+IN_INT8 = {"mode": "auto", "allow": ["int8"], "max_error": 0.05}
+MEASURED = {"by": "fastest", "seconds": 0.01}
+
+
+class Integers(Backend):
+    """An engine with kernels for eight bits: eager. It remembers what it was given."""
+
+    gains_by_int8 = True
+    given: ClassVar[list[list[torch.dtype]]] = []
+
+    def build(self, request: BuildRequest) -> Build:
+        self.given.append([each.dtype for each in request.example_inputs])
+        run = _torch.dynamo.lookup_backend("aot_eager")(request.gm, request.example_inputs)
+        return Build(self.quick(run) if self.is_quantized else run)
+
+    @property
+    def is_quantized(self) -> bool:
+        """True if the last graph has weights in eight bits."""
+        return torch.int8 in self.given[-1]
+
+    def quick(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what runs the quantized graph."""
+        return run
+
+
+class Floats(Integers):
+    """An engine without such kernels."""
+
+    gains_by_int8 = False
+
+
+class Recalls(Integers):
+    """Quick in eight bits only: it gives again what it computed for the same arguments."""
+
+    def quick(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        known: list[Any] = []
+
+        def recall(*args: Any) -> list[Tensor]:
+            if not known or not all(map(torch.equal, known[0], args)):
+                known[:] = [[each.clone() for each in args], run(*args)]
+            return [each.clone() for each in known[1]]
+
+        return recall
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Any:
+    Integers.given.clear()
+    with torch.no_grad():
+        yield
+
+
+def test_weights_are_given_in_eight_bits_with_a_scale_for_each_channel() -> None:
+    """The integers take the places of the weights, and the scales come last."""
+    module, x = layers(), torch.randn(4, 32)
+    got = compiled(module, Integers, precision="int8")(x)
+    assert 0 < error(got, module(x)) < 0.05
+    floats = torch.float32
+    (given,) = Integers.given
+    assert given.count(torch.int8) == 2
+    assert given.count(floats) == 1 + 2 + 2  # the input, biases, scales
+    assert told() == [("Integers", "int8", "succeeded", None)]
+    assert last().attempts[0].who == "Integers in int8"
+
+
+class Columns(nn.Module):
+    """Products with weights whose columns are the output channels, as GPT-2 has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.randn(16, 16)) for _ in range(2))
+        self.bias = nn.Parameter(torch.randn(16))
+        # Each column has another size, so scales along the wrong axis are far off.
+        self.first.data *= 10.0 ** torch.linspace(-3, 3, 16)
+        self.second.data *= 10.0 ** torch.linspace(3, -3, 16)[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        near = torch.addmm(self.bias, x, self.first)
+        return near @ self.second
+
+
+def test_scales_are_those_of_output_channels() -> None:
+    """The columns of a second factor, and the rows of a linear layer's weight."""
+    module, x = Columns(), torch.randn(4, 16)
+
+    def first(x: Tensor) -> Tensor:
+        return torch.addmm(module.bias, x, module.first)
+
+    got = compiled(first, Integers, precision="int8")(x)
+    near = first(x)
+    assert ((got - near).abs().amax(0) / near.abs().amax(0)).max() < 0.05
+    compiled(module, Integers, precision="int8")(x)
+    assert Integers.given[-1].count(torch.int8) == 2
+
+
+def test_products_of_activations_stay_in_float32() -> None:
+    """Only a weight is known before the call."""
+    x = torch.randn(4, 4)
+    assert torch.equal(compiled(lambda x: x @ x, Integers, precision="int8")(x), x @ x)
+    said = last().attempts[0].engine["not_in_int8"]
+    assert said == "it has no product with a weight of float32 to compute in int8"
+
+
+@pytest.mark.parametrize("change", ["in_place", "data", "parameter"])
+def test_a_changed_weight_is_quantized_again(change: str) -> None:
+    """Its integers and its scales are those of the new values."""
+    module, x = layers(), torch.randn(4, 32)
+    f = compiled(module, Integers, precision="int8")
+    before = f(x)
+    if change == "in_place":
+        module[0].weight.mul_(-3)
+    elif change == "data":
+        module[0].weight.data = -3 * module[0].weight.data
+    else:
+        module[0].weight = nn.Parameter(-3 * module[0].weight)
+    assert error(f(x), module(x)) < 0.05
+    assert error(f(x), before) > 0.1
+
+
+def test_an_engine_without_such_kernels_keeps_float32_and_says_so() -> None:
+    """Asked for by name it computes in float32; ``auto`` does not build it twice."""
+    module, x = layers(), torch.randn(4, 32)
+    assert torch.equal(compiled(module, Floats, precision="int8")(x), module(x))
+    assert "no kernels that are faster" in last().attempts[0].engine["not_in_int8"]
+    torch.compiler.reset()
+    compiled(module, Floats, precision=IN_INT8, select=MEASURED)(x)
+    assert told()[0] == ("Floats", None, "skipped", "policy")
+    assert "no kernels that are faster" in last().attempts[0].message
+    assert len(Floats.given) == 2
+
+
+def test_auto_needs_a_measurement() -> None:
+    """Without one nobody knows that eight bits are faster on this processor."""
+    module, x = layers(), torch.randn(4, 32)
+    assert torch.equal(compiled(module, Integers, precision=IN_INT8)(x), module(x))
+    first, second = last().attempts
+    assert 'select = "fastest"' in first.message
+    assert (second.precision, second.accepted) == ("fp32", True)
+
+
+def test_auto_takes_eight_bits_where_they_are_measured_faster() -> None:
+    """Each precision of ``allow`` is a candidate, and float32 is the last."""
+    module, x = layers(), torch.randn(4, 32)
+    allowed = IN_INT8 | {"allow": ["bf16", "int8"]}
+    f = compiled(lambda x: module(short_nap(x)), Recalls, precision=allowed, select="fastest")
+    assert 0 < error(f(x), module(x)) < 0.05
+    assert [each.precision for each in last().attempts][1:] == ["int8", "fp32"]
+    assert [each.accepted for each in last().attempts] == [False, True, False]
+    assert last().attempts[2].reason == "slower"
+
+
+def test_auto_rejects_what_is_not_exact_enough() -> None:
+    """``max_error`` judges eight bits as it judges bfloat16, against the program in float32."""
+    module, x = nn.Linear(32, 8), torch.randn(4, 32)
+    off = error(compiled(module, Integers, precision="int8")(x), module(x))
+    for share, accepted in ((1.1, True), (0.9, False)):
+        torch.compiler.reset()
+        asked = IN_INT8 | {"max_error": share * off}
+        compiled(module, Recalls, precision=asked, select=MEASURED)(short_nap(x))
+        first = last().attempts[0]
+        assert (first.reason != "numeric_mismatch") is accepted
+
+
+class Outlier(nn.Module):
+    """The second of three layers gets one number that is far larger than all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.layers[1].weight.data[:, 0] *= 1e-4
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        far = x + torch.nn.functional.one_hot(torch.tensor(0), 32) * 2000.0
+        last: Tensor = self.layers[2](self.layers[1](far))
+        return last
+
+
+def test_a_layer_with_outliers_stays_in_float32() -> None:
+    """One scale for its input leaves nothing of the smaller numbers; the other layers are taken."""
+    torch.manual_seed(0)
+    module, x = Outlier().eval(), torch.randn(4, 32)
+    compiled(module, Integers, precision=IN_INT8, select=MEASURED)(x)
+    first = last().attempts[0]
+    assert (first.precision, first.products_in_fp32) == ("int8", 1)
+    assert first.reason in (None, "slower")
+    taken = next(each for each in Integers.given if each.count(torch.int8) == 2)
+    assert taken.count(torch.float32) == 1 + 1 + 3 + 2  # input, weight, biases, scales
+
+
+def test_training_keeps_float32() -> None:
+    """No gradient flows through integers."""
+    module, x = layers(), torch.randn(4, 32)
+    with torch.enable_grad():
+        got = compiled(module, Integers, precision="int8")(x)
+    assert torch.equal(got, module(x))
+    assert last().attempts[0].engine["not_in_int8"] == "the graph trains"
+
+
+def test_the_reference_of_a_quantized_program_is_that_program() -> None:
+    """The user has quantized it: an engine that computes in float32 instead is wrong."""
+    module, x = layers(), torch.randn(4, 32)
+
+    def floats(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return lambda *_: (module(x),)
+
+    _torch.operators.load_quantizing()
+    ops = torch.ops.quantized_decomposed
+
+    def program(x: Tensor) -> Tensor:
+        how = 0.1, 0, -128, 127, torch.int8
+        result: Tensor = module(ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *how), *how))
+        return result
+
+    with pytest.warns(match="numeric_mismatch"):
+        got = compiled(program, floats, verify="compile")(x)
+    assert torch.equal(got, program(x))
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+def test_the_reference_of_composers_own_eight_bits_is_the_program_in_float32() -> None:
+    """So numbers of another engine's float32 are right for it, and wrong integers are found."""
+
+    class Wrong(Integers):
+        def quick(self, run: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args: [each * 1.2 for each in run(*args)]
+
+    module, x = layers(), torch.randn(4, 32)
+    precision = {"mode": "int8", "max_error": 0.05}
+    got = compiled(module, Integers, precision=precision, verify="compile")(x)
+    verified = last().attempts[0].engine["verified"]
+    assert verified["max_absolute_error"] == pytest.approx(float((got - module(x)).abs().max()))
+    torch.compiler.reset()
+    assert torch.equal(compiled(module, Wrong, precision=precision, verify="compile")(x), module(x))
+    assert told() == [("Wrong", "int8", "rejected", "numeric_mismatch")]
+
+
+def rewritten(module: nn.Module, x: Tensor, *wide: int) -> torch.fx.GraphModule:
+    """The graph of a module after the pass."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(to_aten(gm, inputs))
+        return gm.forward
+
+    torch.compile(module, backend=keep)(x)
+    QuantizeProducts(wide).run(graphs[0])
+    graphs[0].recompile()
+    return graphs[0]
+
+
+def test_the_pass_shares_what_it_quantizes_and_keeps_what_it_is_told_to() -> None:
+    """Two products of one activation have one scale; a product that stays wide is as it was."""
+    first, second = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.first(x) + self.second(x)
+            return result
+
+    ops = torch.ops.quantized_decomposed
+    for wide, products in (((), 2), ((1,), 1), ((0, 1), 0)):
+        torch.compiler.reset()
+        graph = rewritten(Both(), torch.randn(2, 8), *wide).graph
+        chosen = graph.find_nodes(op="call_function", target=ops.choose_qparams.tensor)
+        assert len(chosen) == min(products, 1)
+        assert len(ahead.computed_ahead(graph)) == products
