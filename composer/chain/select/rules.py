@@ -2,9 +2,9 @@
 
 - *Ratios of rounds.* Two participants are compared by the ratios of their times, round by round. A
   load that lasts for the two samples of a round slows both of them down. What counts is the median
-  of the ratios, which a few disturbed rounds do not move. Replayed on samples that were taken
-  beside several busy programs on two cores, these rules chose wrongly 20 times of 360, and means of
-  the same samples 35 times.
+  of the ratios, which a few disturbed rounds do not move. On the samples that the rules were tried
+  on, taken beside several busy programs on two cores, they chose wrongly 20 times of 360, and means
+  of the samples 35 times.
 - *Leaving early.* A participant is out against the one in front when the ratios leave no doubt:
   when so many of them are above 1.02 that chance alone would do that in 1 of 1,000 cases (a sign
   test, after ten rounds at least). It is also out when all ratios are far above 1: at least four
