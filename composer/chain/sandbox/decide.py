@@ -87,61 +87,15 @@ def decide(
         Unwanted: ``is_wanted`` said False.
     """
     settings = {"benchmark": benchmark, "strict": strict, "beside": beside is not None}
-    under_way = _UnderWay(request, list(entries))
+    deciding = _Deciding(request, list(entries), shared, settings, beside, is_wanted)
     try:
-        return _decide(under_way, shared, settings, beside, is_wanted)
+        return deciding.decide()
     except subprocesses.Unwanted:
         raise
     except Exception as error:  # noqa: BLE001  # told of
         control_flow.pass_on(error)
         why = text_of(error) if isinstance(error, Refusal) else error_line(error)
-        return Undecided(why, under_way.ended)
-
-
-def _decide(
-    under_way: _UnderWay,
-    shared: SharedPasses,
-    settings: Mapping[str, Any],
-    beside: Mapping[str, Any] | None,
-    is_wanted: Callable[[], bool],
-) -> Decision:
-    """Do what :func:`decide` does.
-
-    Raises:
-        Exception: there is no decision.
-    """
-    if any(each.stays_here for each in under_way.entries):
-        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, "the policy says isolate = false")
-    _require_memory(under_way.request)
-    while True:
-        try:
-            answer = _ask(under_way, shared, settings, beside, is_wanted)
-        except SandboxRefusal as refusal:
-            if refusal.by_others or under_way.place is None:
-                raise
-            if under_way.place == MEASURING:
-                return under_way.unmeasured(refusal)
-            under_way.bar(refusal, beside=beside is not None)
-        else:
-            attempts = parcel.attempts_of(answer)
-            decision = under_way.decided(attempts, answer["ranking"], lasts=answer["lasts"])
-            return dataclasses.replace(decision, cpu_seconds=answer["cpu_seconds"])
-
-
-def _ask(
-    under_way: _UnderWay,
-    shared: SharedPasses,
-    settings: Mapping[str, Any],
-    beside: Mapping[str, Any] | None,
-    is_wanted: Callable[[], bool],
-) -> dict[str, Any]:
-    """Return the answer of a sandbox to the chain as it is now."""
-    with parcel.Memory() as shared_memory, under_way.shown:
-        case = parcel.case(under_way.request, under_way.entries, shared, settings, beside)
-        payload = parcel.pack(case, shared_memory)
-        return subprocesses.ask(
-            parcel.WORK, payload, NONE, heard=under_way.hear, is_wanted=is_wanted
-        )
+        return Undecided(why, deciding.ended)
 
 
 def _require_memory(request: GraphRequest) -> None:
@@ -157,12 +111,17 @@ def _require_memory(request: GraphRequest) -> None:
 
 
 @dataclass
-class _UnderWay:
-    """A decision under way.
+class _Deciding:
+    """A decision that is being made.
 
     Attributes:
         request: The graph.
         entries: The chain. Candidates that have ended a sandbox are barred.
+        shared: The passes of the later stages.
+        settings: The settings of the decision, for the sandbox.
+        beside: The surroundings of the call that the inputs are from, if the program runs
+            meanwhile.
+        is_wanted: Asked again and again; when it says False, the sandbox is ended.
         ended: The records of candidates that have ended a sandbox, by their places.
         place: The candidate that is tried now, or :data:`MEASURING`; ``None`` for none yet.
         began: When that began.
@@ -172,13 +131,49 @@ class _UnderWay:
 
     request: GraphRequest
     entries: list[ChainEntry]
+    shared: SharedPasses
+    settings: Mapping[str, Any]
+    beside: Mapping[str, Any] | None
+    is_wanted: Callable[[], bool]
     ended: dict[int, Attempt] = field(default_factory=dict)
     place: int | None = None
     began: float = 0.0
     tried: list[Attempt] = field(default_factory=list)
     shown: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def hear(self, place: int, tried: Sequence[dict[str, Any]]) -> Limits:
+    def decide(self) -> Decision:
+        """Ask sandboxes, each without the candidates that have ended the last.
+
+        Raises:
+            Exception: there is no decision.
+        """
+        if any(each.stays_here for each in self.entries):
+            refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, "the policy says isolate = false")
+        _require_memory(self.request)
+        while True:
+            try:
+                answer = self._ask()
+            except SandboxRefusal as refusal:
+                if refusal.by_others or self.place is None:
+                    raise
+                if self.place == MEASURING:
+                    return self._unmeasured(refusal)
+                self._bar(refusal)
+            else:
+                attempts = parcel.attempts_of(answer)
+                decision = self._decided(attempts, answer["ranking"], lasts=answer["lasts"])
+                return dataclasses.replace(decision, cpu_seconds=answer["cpu_seconds"])
+
+    def _ask(self) -> dict[str, Any]:
+        """Return the answer of a sandbox to the chain as it is now."""
+        with parcel.Memory() as memory_of_tensors, self.shown:
+            case = parcel.case(self.request, self.entries, self.shared, self.settings, self.beside)
+            payload = parcel.pack(case, memory_of_tensors)
+            return subprocesses.ask(
+                parcel.WORK, payload, NONE, heard=self._hear, is_wanted=self.is_wanted
+            )
+
+    def _hear(self, place: int, tried: Sequence[dict[str, Any]]) -> Limits:
         """Note a step of the sandbox; return its limits."""
         self.place = place
         self.began = time.perf_counter()
@@ -196,7 +191,7 @@ class _UnderWay:
         self.shown.close()
         self.shown.enter_context(session.current().progress.step(self.request, what))
 
-    def bar(self, refusal: SandboxRefusal, *, beside: bool) -> None:
+    def _bar(self, refusal: SandboxRefusal) -> None:
         """Note that the candidate which was tried has ended the sandbox, and try it no more.
 
         A build that took too long beside the program may be in time without it.
@@ -215,13 +210,13 @@ class _UnderWay:
             precision=entry.precision,
             tentative=entry.tentative,
         )
-        if not (beside and refusal.status is Status.TIMED_OUT):
+        if not (self.beside is not None and refusal.status is Status.TIMED_OUT):
             entry.learn(Fingerprint(self.request, (entry.parts,)), attempt, refusal)
         self.ended[self.place] = attempt
         self.entries[self.place] = dataclasses.replace(entry, barred=text_of(refusal))
         self.place = None
 
-    def decided(
+    def _decided(
         self, attempts: Sequence[Attempt], ranking: Sequence[int], *, lasts: bool
     ) -> Decision:
         """Return the decision.
@@ -235,12 +230,12 @@ class _UnderWay:
         own = (self.ended.get(place, each) for place, each in enumerate(attempts))
         return Decision(tuple(own), tuple(ranking), lasts)
 
-    def unmeasured(self, refusal: SandboxRefusal) -> Decision:
+    def _unmeasured(self, refusal: SandboxRefusal) -> Decision:
         """Return the decision for the order of the chain, if the measurement ended the sandbox."""
         why = f"no: when they were measured, {text_of(refusal)}"
         attempts = [each.timed(why) if each.accepted else each for each in self.tried]
         places = [place for place, each in enumerate(attempts) if each.accepted]
-        return self.decided(attempts, places, lasts=False)
+        return self._decided(attempts, places, lasts=False)
 
 
 def _is_known_here(entry: ChainEntry, request: GraphRequest) -> bool:
