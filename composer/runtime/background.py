@@ -51,8 +51,7 @@ def measures_anew(resolved: Resolved) -> bool:
     """
     benchmark = select.Benchmark.of(resolved.policy, resolved.cache)
     stays_here = any(each.stays_here for each in resolved.entries)
-    in_background = benchmark is not None and benchmark.background
-    return in_background and not resolved.policy.strict and not stays_here
+    return benchmark is not None and benchmark.renews and not stays_here
 
 
 class Lull:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from composer.chain.sandbox import Undecided
 from composer.chain.select.decision import Decision
 from composer.graphs import sizes
-from composer.records import Attempt, Runtime
+from composer.records import Runtime
 from composer.runtime import calls
 from composer.runtime.served import Compiled, ServedGraph, is_recording
 from composer.runtime.successors import Successors
@@ -99,6 +99,7 @@ class Ranges:
         self._asked: set[int] = set()
         self._seen: Counter[int] = Counter()
         self._decided: list[Decision] = []
+        self._is_learnt = False
         self._settled: dict[int, Compiled] = {}
 
     def call_by(self, size_of: Callable[[Sequence[Any]], int]) -> Compiled:
@@ -126,6 +127,7 @@ class Ranges:
         if is_recording():
             return self._server(size).call
         try:
+            self._learn()
             if self._is_due(size):
                 self._choose(size, args)
             self._follow()
@@ -136,13 +138,21 @@ class Ranges:
         self._successors.publish()
         with self._lock:
             call = self._server(size).call
-            if sizes.at(size, self._starts) in self._servers and self._is_near(size):
+            if self._is_final(size):
                 self._settle(size, call)
         return call
 
     def _server(self, size: int) -> _Server:
         """Return what serves a size now: the first, until the engine of its range is there."""
         return self._servers.get(sizes.at(size, self._starts), self._first)
+
+    def _is_final(self, size: int) -> bool:
+        """Return True if what serves a size now does so until another choice is made."""
+        if self._decided or not self._is_learnt:
+            return False
+        if not self._winners:  # nothing could be measured, so the first serves all sizes
+            return True
+        return sizes.at(size, self._starts) in self._servers and self._is_near(size)
 
     def _settle(self, size: int, call: Compiled) -> None:
         """Have the calls of a size go straight to an engine, until something changes."""
@@ -152,10 +162,25 @@ class Ranges:
 
     # Choices
 
+    def _learn(self) -> None:
+        """Learn the first choice when it serves, and what is remembered of further sizes."""
+        if self._is_learnt or not self._first.graph.is_chosen:
+            return
+        first = Decision(self._successors.report.attempts, self._first.graph.order)
+        known = [] if first.size is None else self._successors.decisions()
+        with self._lock:
+            if self._is_learnt:
+                return
+            self._is_learnt = True
+            if first.size is not None:
+                self._servers[first.winner] = self._first
+                for decision in (first, *known):
+                    self._take(decision)
+
     def _is_due(self, size: int) -> bool:
         """Return True if a choice is to be made at this call; to be asked once for each call."""
         with self._lock:
-            if not self._has_begun() or self._is_near(size):
+            if not self._winners or self._is_near(size):
                 return False
             alike = size.bit_length()
             self._seen[alike] += 1
@@ -164,18 +189,6 @@ class Ranges:
             self._seen[alike] = 0
             self._asked.add(size)
             return True
-
-    def _has_begun(self) -> bool:
-        """Return True if the first choice was made; learn it then, and what is remembered."""
-        if self._winners:
-            return True
-        first = Decision(self._successors.report.attempts, self._first.graph.order)
-        if first.size is None:
-            return False
-        self._servers[first.winner] = self._first
-        for decision in (first, *self._successors.decisions()):
-            self._take(decision)
-        return True
 
     def _is_near(self, size: int) -> bool:
         """Return True if a size is not far from those that were measured, or are to be."""
@@ -186,45 +199,60 @@ class Ranges:
 
     def _choose(self, size: int, args: Sequence[Any]) -> None:
         """Find the fastest for the inputs of a call, now or in the background."""
-        if self._successors.in_background:
-            self._successors.begin_selection(args, self._first.graph.is_wanted, self._tell)
-        else:
-            self._tell(self._successors.decide(args))
+        try:
+            if self._successors.in_background:
+                self._successors.begin_selection(args, self._first.graph.is_wanted, self._tell)
+            else:
+                self._tell(self._successors.decide(args))
+        except BaseException as error:
+            with self._lock:
+                self._asked.discard(size)  # if this is an interruption, another call chooses
+                self._seen[size.bit_length()] = _SEEN
+            control_flow.pass_on(error)
+            with self._lock:
+                self._asked.add(size)
+            raise
 
     def _tell(self, decided: Decision | Undecided) -> None:
         """Have the next call follow a decision. Without one, the neighbours serve the size."""
         if isinstance(decided, Undecided):
             return
-        self._successors.remember(decided)
         with self._lock:
             self._decided.append(decided)
             self._settled.clear()
 
     def _follow(self) -> None:
-        """Take the decisions that were made meanwhile."""
-        with self._lock:
-            while self._decided:
+        """Take the decisions that were made meanwhile, and remember them."""
+        while self._decided:
+            with self._lock:
+                if not self._decided:  # another thread has taken it
+                    return
                 decision = self._decided.pop(0)
-                self._take(decision, decision.attempts)
+                self._take(decision, is_new=True)
+            self._successors.remember(decision)
 
-    def _take(self, decision: Decision, measured: tuple[Attempt, ...] = ()) -> None:
+    def _take(self, decision: Decision, *, is_new: bool = False) -> None:
         """Have the winner of a decision serve the sizes around; with the lock held.
 
         Args:
             decision: The decision. Nothing follows from one without a measurement.
-            measured: Its attempts, if they are new.
+            is_new: True if the record does not have what was measured yet.
         """
         size = decision.size
         if size is None or size in self._winners:
             return
         place = self._admitted(decision, size)
+        is_known = place in self._servers or place in self._winners.values()
         self._asked.add(size)
         self._winners[size] = place
         self._starts = sizes.ranges(self._winners)
-        if place in self._servers:
-            self._servers[place].successors.serves_at(size, measured)
-        else:
-            self._to_load.setdefault(place, dataclasses.replace(decision, lasts=False))
+        if not is_known:
+            self._to_load[place] = dataclasses.replace(decision, lasts=False)
+            return
+        if is_new:
+            self._successors.note(decision.serving_from(place))
+        if place in self._servers:  # else a call is about to build it, or does so now
+            self._servers[place].successors.serves_at(size)
 
     def _admitted(self, decision: Decision, size: int) -> int | None:
         """Return the place of the best candidate, of those that serve if there are enough."""

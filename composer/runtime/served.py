@@ -125,6 +125,8 @@ class ServedGraph:
         order: The places in the chain of the candidates that may serve, best first.
         resuming: The callable of a call at which an engine is built.
         state: The state.
+        is_chosen: False as long as a choice is to come, after which ``order`` is that of the
+            choice.
         lock: While it is held, no other thread changes the state.
         aside: Total seconds that calls have spent on anything other than their answer.
     """
@@ -151,6 +153,7 @@ class ServedGraph:
         self._decision: Decision | Undecided | None = None
         self._following: Decision | Undecided | None = None
         self.order = built.order
+        self.is_chosen = not selects
         self._place: int | None
         self._waits: dict[int, _Wait] = {}
         self._begin_at = 1 if selects else _NEVER
@@ -197,11 +200,11 @@ class ServedGraph:
         and the engine that serves stays.
         """
         with self._successors.compiling(), self.lock:
-            if self.state is State.QUARANTINED:
+            if self._following is not None:
+                self._follow(self._following, args)
+            elif self.state is State.QUARANTINED:
                 places = self.order[self._position() + 1 :]
                 self._take(self._successors.build(places, args))
-            elif self._following is not None:
-                self._follow(self._following, args)
             else:
                 self._retry(args)
             self._reschedule()
@@ -218,6 +221,7 @@ class ServedGraph:
             raise
         self.order = built.order
         self._take(built)
+        self.is_chosen = True
         self._await_lull(provisional=built.is_provisional)
 
     def decided(self, decision: Decision | Undecided) -> None:
@@ -229,7 +233,8 @@ class ServedGraph:
     def decided_anew(self, decision: Decision | Undecided) -> None:
         """Have the next call follow a decision in place of a provisional one, if it is surer."""
         if not isinstance(decision, Undecided):
-            session.current().background.allowance.settle(decision.cpu_seconds)
+            if decision.cpu_seconds:  # else what was set aside counts
+                session.current().background.allowance.settle(decision.cpu_seconds)
             if decision.lasts and not decision.under_load:
                 self.decided(decision)
                 return
@@ -324,7 +329,12 @@ class ServedGraph:
         with self.lock:
             self._lull = (self._lull or Lull()) if provisional else None
             if self._lull is not None:
-                self._begin_at = self._runtime.calls + self._lull.calls
+                self._begin_after(self._lull.calls)
+
+    def _begin_after(self, calls: int) -> None:
+        """Have a selection begin, or a lull looked for, some calls later."""
+        with self.lock:
+            self._begin_at = self._runtime.calls + calls
             self._update_due()
 
     def _kind_of(self, number: int, run: Compiled) -> _Kind:
@@ -486,7 +496,9 @@ class ServedGraph:
                 else:
                     self._await_lull(provisional=True)
             except BaseException as error:  # noqa: BLE001  # recorded: the call is made all the same
+                self._begin_after(0)  # if this is an interruption, the next call begins it
                 control_flow.pass_on(error)
+                self._begin_after(_NEVER)
                 tell(Undecided(error_line(error)))
         return self._looked_at(run)(*args)
 

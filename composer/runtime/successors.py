@@ -304,16 +304,15 @@ class Successors:
             self._all.remove(other)
             raise
 
-    def serves_at(self, size: int, measured: tuple[Attempt, ...] = ()) -> None:
-        """Record a size at which the engine that serves is the fastest.
-
-        Args:
-            size: The size.
-            measured: What was measured there, if the engine served already.
-        """
+    def serves_at(self, size: int) -> None:
+        """Record a size at which the engine that serves is the fastest."""
         self.sizes = (*self.sizes, size)
-        if measured or self._ranges() != self.report.ranges:
-            self._add(measured, self.chosen)
+        if self._ranges() != self.report.ranges:
+            self.note(())
+
+    def note(self, attempts: tuple[Attempt, ...]) -> None:
+        """Record what was measured at a further size, for which no engine was built."""
+        self._add(attempts, self.chosen)
 
     def remember(self, decision: Decision) -> None:
         """Remember a decision that was made for a size of its own."""

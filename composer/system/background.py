@@ -31,19 +31,22 @@ class Allowance:
         self._lock = forks.lock()
         self._taken = 0.0
         self._expected = _EXPECTED
+        self._under_way = 0
 
     def take(self) -> bool:
         """Set the CPU time of one measurement aside; return False if there is not so much."""
         with self._lock:
-            if self._taken + self._expected > _SHARE * time.process_time():
+            aside = (self._under_way + 1) * self._expected
+            if self._taken + aside > _SHARE * time.process_time():
                 return False
-            self._taken += self._expected
+            self._under_way += 1
             return True
 
     def settle(self, seconds: float) -> None:
         """Note what a measurement took, for which time was set aside; the next may take as much."""
         with self._lock:
-            self._taken += seconds - self._expected
+            self._under_way -= 1
+            self._taken += seconds
             self._expected = seconds
 
 
@@ -52,17 +55,17 @@ class Worker:
 
     Attributes:
         is_ending: True if the process ends.
-        allowance: The CPU time for measuring anew.
+        allowance: The CPU time for measuring anew. A forked child counts its own.
     """
 
     def __init__(self) -> None:
-        self.allowance = Allowance()
         self._begin()
         forks.with_each_child(self, Worker._begin)  # a forked child has no such thread
         # ``atexit`` comes after other threads are waited for. No public way is earlier.
         threading._register_atexit(self.end)  # type: ignore[attr-defined]
 
     def _begin(self) -> None:
+        self.allowance = Allowance()
         self._changed = threading.Condition(forks.lock())
         self._tasks: deque[Task] = deque()
         self._thread: threading.Thread | None = None

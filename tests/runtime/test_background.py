@@ -26,7 +26,7 @@ from composer.knowledge.verdict import Verdict
 from composer.records import Attempt, Reason, Status
 from composer.runtime import background
 from composer.system import disk, hardware
-from composer.system.background import Allowance
+from composer.system.background import Allowance, Worker
 from composer.system.subprocesses import Unwanted
 from composer.testing import FakeBackend, expect, settle
 
@@ -283,6 +283,25 @@ def test_interrupted_load_is_made_at_the_next_call(sandbox: Sandbox) -> None:
         f(x)
     assert torch.equal(f(x), x.sin())
     assert last().chosen == "interrupted"
+
+
+def test_interrupted_copy_of_the_inputs_ends_no_selection(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins with a later call."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    sandbox.decides(0, places=1)
+    f = beside(torch.sin, FakeBackend())
+    f(torch.ones(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "begin", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            f(torch.ones(2))
+    call(f)
+    assert last().chosen == "fake_honest"
 
 
 def test_verdict_is_kept_and_loaded_at_once_the_next_time(sandbox: Sandbox) -> None:
@@ -574,6 +593,48 @@ def test_measuring_anew_takes_a_hundredth_of_the_cpu_time(monkeypatch: pytest.Mo
     assert not allowance.take()
     cpu = 6001.0
     assert allowance.take()
+
+
+def test_measurements_under_way_have_time_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as each of them was expected to take; also one of which the time is never known."""
+    monkeypatch.setattr(time, "process_time", lambda: 10_000.0)  # 100 for measurements
+    allowance = Allowance()
+    assert allowance.take()
+    assert allowance.take()
+    allowance.settle(30.0)
+    assert allowance.take()  # 30, and what two are expected to take
+    assert not allowance.take()
+    allowance.settle(30.0)
+    allowance.settle(30.0)
+    assert not allowance.take()
+
+
+def test_measurement_that_ends_its_sandbox_is_not_free(
+    sandbox: Sandbox, quiet: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows what it took, so what was expected counts."""
+    monkeypatch.setattr(time, "process_time", lambda: 1500.0)
+    monkeypatch.setattr(session.current().background, "allowance", Allowance())
+    f = provisional(sandbox, FakeBackend(), FakeBackend(name="second"))
+    quiet.has_come = True
+    assert session.current().background.allowance.take()
+    sandbox.decides(0, 1, lasts=False)
+    call(f)
+    assert not session.current().background.allowance.take()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_forked_child_has_an_allowance_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its CPU time begins with the fork."""
+    monkeypatch.setattr(time, "process_time", lambda: 1001.0)
+    worker = Worker()
+    assert worker.allowance.take()
+    assert not worker.allowance.take()
+
+    def takes() -> None:
+        assert worker.allowance.take()
+
+    assert in_child(takes) == 0
 
 
 @SLOW

@@ -30,7 +30,7 @@ from composer.knowledge.verdict import Verdict
 from composer.policy import read_policy
 from composer.records import Attempt, Reason, SizeRange, Status
 from composer.runtime import background, ranges
-from composer.system import disk
+from composer.system import disk, hardware
 from composer.system.subprocesses import Unwanted
 from composer.testing import expect, settle
 
@@ -181,6 +181,7 @@ def test_no_more_engines_are_kept_than_the_policy_says() -> None:
     program = Program(huge, select={"ranges": 2})
     assert [program.call(size) for size in (4, 64, 4000)] == ["small", "large", "large"]
     assert huge.alive == 0
+    assert not any(each.accepted for each in last().attempts if each.backend == "huge")
     assert [each.chosen for each in last().ranges] == ["small", "large"]
 
 
@@ -199,7 +200,7 @@ def test_size_is_settled_after_the_choice(monkeypatch: pytest.MonkeyPatch) -> No
     program = Program()
     for size in (4, 64, 4):
         program.call(size)
-    monkeypatch.setattr(ranges.Ranges, "_is_due", None)
+    monkeypatch.setattr(ranges.Ranges, "_server", None)
     assert [program.call(size) for size in (4, 64)] == ["small", "large"]
 
 
@@ -301,6 +302,22 @@ def test_interrupted_build_is_made_at_a_later_call(monkeypatch: pytest.MonkeyPat
         with pytest.raises(KeyboardInterrupt):
             program.call_only(64)
     assert program.call_only(64) == "large"
+
+
+def test_interrupted_choice_is_made_at_a_later_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is not taken for measured."""
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    program = Program()
+    program.call(4)
+    program.call_only(64)
+    with monkeypatch.context() as patch:
+        patch.setattr(ranges.Successors, "decide", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            program.call_only(64)
+    assert program.call(64) == "large"
 
 
 def test_size_that_cannot_be_measured_is_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,6 +459,40 @@ def test_verdict_of_which_a_size_is_on_another_chain_is_not_used(
     program.compile()
     program.call_only(4)
     assert "remembered_in" not in last().attempts[0].timing
+
+
+def test_provisional_choice_for_a_further_size_is_made_anew_by_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the first one is."""
+    program = Program()
+    program.call(4)
+    with monkeypatch.context() as patch:
+        patch.setattr(hardware.Waits, "beside_load", lambda _: True)
+        program.call(64)
+    as_if_of_another_process(monkeypatch)
+    program.compile()
+    for size in (4, 64):
+        program.call(size)
+    by_size = {each.timing["size"]: each.timing for each in last().attempts}
+    assert "remembered_in" in by_size[4]
+    assert "remembered_in" not in by_size[64]
+
+
+def test_size_that_json_holds_as_no_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product of many sizes may be larger than any number that a verdict may hold."""
+    program = Program()
+    for size in (4, 64):
+        program.call(size)
+    (entry,) = Verdict.cache().entries()
+    for each in entry.facts["further"][0]["candidates"]:
+        each["timing"]["size"] = (1 << 53) + 2
+    Verdict.cache().put(entry.facts["key"], entry.facts)
+    as_if_of_another_process(monkeypatch)
+    program.compile()
+    for size in (4, 5):
+        assert program.call(size) == "small"
+    assert not last().runtime.last_error
 
 
 def test_verdict_without_ranges_stays_valid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,6 +673,114 @@ def test_dropped_graph_frees_all_its_engines(sandbox: Sandbox) -> None:
     torch.compiler.reset()
     gc.collect()
     assert [each.alive for each in program.chain] == [0, 0]
+
+
+def test_engine_that_wins_a_further_size_before_it_is_built_is_built_once(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that is decided while a call builds it. The record has the times at each size."""
+    program = beside()
+    for size in (4, 4, 4, 64, 64):
+        program.call_only(size)
+        settle()
+    follow = ranges.Successors.follow
+
+    def follow_slowly(*given: Any) -> Any:
+        program.call_only(1024)
+        program.call_only(1024)
+        settle()
+        program.call_only(5)  # takes the decision
+        return follow(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranges.Successors, "follow", follow_slowly)
+        assert program.call_only(64) == "large"
+    assert program.call(1024) == "large"
+    assert sandbox.sizes == [4, 64, 1024]
+    assert len(program.large.made) == 1
+    assert last().ranges == (SizeRange(0, "small"), SizeRange(17, "large"))
+    assert {each.timing["size"] for each in last().attempts} == {4, 64, 1024}
+
+
+def test_size_is_not_settled_while_a_decision_waits(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may arrive before the call that has asked for it is made."""
+    program = beside()
+    for size in (4, 4, 4):
+        program.call_only(size)
+        settle()
+    program.call_only(64)
+    publish = ranges.Successors.publish
+
+    def publish_slowly(self: Any) -> None:
+        publish(self)
+        settle()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranges.Successors, "publish", publish_slowly)
+        program.call_only(64)
+    assert program.call_only(64) == "large"
+
+
+def test_first_choice_is_learnt_when_it_serves(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may call while a call loads the winner."""
+    program = beside()
+    program.call(64, times=2)
+    settle()
+    follow = ranges.Successors.follow
+
+    def follow_slowly(*given: Any) -> Any:
+        built = follow(*given)
+        other = threading.Thread(target=program.call_only, args=(64,))
+        other.start()
+        other.join()
+        return built
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranges.Successors, "follow", follow_slowly)
+        program.call_only(64)
+    for _ in range(3):
+        program.call_only(4)
+        settle()
+    assert program.call(4) == "small"
+    assert last().ranges == (SizeRange(0, "small"), SizeRange(17, "large"))
+
+
+def test_sizes_are_settled_where_nothing_could_be_measured(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first engine that was accepted serves all of them."""
+    sandbox.why = "there is no process left"
+    program = beside()
+    program.call(64)
+    settle()
+    assert program.call(64) == "small"
+    monkeypatch.setattr(ranges.Ranges, "_server", None)
+    assert program.call(64) == "small"
+
+
+def test_error_when_a_choice_is_remembered_ends_no_other_selection(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the background does not meet it."""
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("the disk is gone")
+
+    program = beside()
+    for _ in range(3):
+        program.call_only(4)
+        settle()
+    program.call_only(64)
+    with monkeypatch.context() as patch:
+        patch.setattr(ranges.Successors, "remember", fails)
+        program.call_only(64)
+        settle()
+        assert program.call(64) == "large"
+    assert "the disk is gone" in last().runtime.last_error
 
 
 # Sizes

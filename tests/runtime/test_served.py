@@ -106,6 +106,17 @@ def test_decision_for_eager_changes_nothing() -> None:
     assert program.served.state is State.EAGER
 
 
+def test_decision_is_followed_although_the_engine_fails_before() -> None:
+    """Another thread may meet the failure while the call that follows it begins."""
+    program = Program(FakeSuccessors(refuses=0))
+    program.decide(2)
+    serving = program.served.run
+    _, follows = program.served.special(program.runtime.tick(), serving)
+    program.served.fail(Event.RAISED, serving, RuntimeError(0))
+    assert follows() == (2,)
+    assert program.call() == [2]
+
+
 def test_engine_that_was_chosen_and_fails_gives_way_to_the_next() -> None:
     """In the order of the decision."""
     program = Program(FakeSuccessors(refuses=0), first=None)

@@ -43,14 +43,14 @@ class Benchmark:
         calls: The number of calls over which the build time is spread; ``None`` leaves it out.
         ranges: How many engines a graph with dynamic sizes may keep.
         cache: The settings of what is kept on disk. Under ``strict`` no verdict is.
-        background: True if the choice is made in the background, and a provisional one anew.
+        renews: True if a provisional choice serves until it is made anew beside the program.
     """
 
     seconds: float | None = None
     calls: int | None = None
     cache: Cache = Cache(verdicts=0.0)  # noqa: RUF009  # frozen
     ranges: int = 1
-    background: bool = False
+    renews: bool = False
 
     @staticmethod
     def of(policy: Policy, cache: Cache) -> Benchmark | None:
@@ -63,8 +63,8 @@ class Benchmark:
         if policy.strict:
             cache = cache.model_copy(update={"verdicts": 0.0})
             ranges = 1  # later builds could not raise for a candidate that is refused
-        is_anew = select.background and ranges == 1
-        return Benchmark(select.seconds, calls, cache, ranges, is_anew)
+        renews = select.background and ranges == 1 and not policy.strict
+        return Benchmark(select.seconds, calls, cache, ranges, renews)
 
     @property
     def least_seconds(self) -> float:

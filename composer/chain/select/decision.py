@@ -11,6 +11,8 @@ from composer.chain.select.choice import Tried, fallback_of
 from composer.errors import SandboxRefusal
 from composer.records import Attempt, End, Outcome, Reason, Status
 
+_ONE_TOO_MANY = "it was the fastest at this size, but the policy allows no further engine (ranges)"
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -41,13 +43,20 @@ class Decision:
     def size(self) -> int | None:
         """The size of the call that the candidates were measured at; ``None`` if none is known."""
         timings = [each.timing for each in self.attempts if isinstance(each.timing, dict)]
-        return timings[0].get("size") if timings else None
+        found = timings[0].get("size") if timings else None
+        return None if found is None else int(found)  # JSON may have made it a float
 
     @property
     def under_load(self) -> bool:
         """True if other programs kept taking the cores when the candidates were measured."""
         timings = (each.timing for each in self.attempts if isinstance(each.timing, dict))
         return any(each.get("under_load") for each in timings)
+
+    def serving_from(self, place: int | None) -> tuple[Attempt, ...]:
+        """Return the attempts. If another candidate serves than has won, the winner's says why."""
+        if place == self.winner:
+            return self.attempts
+        return tuple(_left_out(each, _ONE_TOO_MANY) for each in self.attempts)
 
     def unbuilt(self, eager: Callable[..., Any]) -> Outcome:
         """Return what is to be remembered of this decision, although nothing was built here."""
@@ -96,13 +105,14 @@ def _end_of(attempt: Attempt) -> End:
     """Return an attempt of earlier, of a candidate that does not serve, with its error."""
     if attempt.status is Status.NOT_CHOSEN:
         return End(attempt, None)
-    if attempt.accepted:
-        attempt = dataclasses.replace(
-            attempt,
-            status=Status.SKIPPED,
-            reason=Reason.POLICY,
-            message="it was accepted, and not measured",
-        )
+    attempt = _left_out(attempt, "it was accepted, and not measured")
     assert attempt.reason is not None
     ended = attempt.status, attempt.reason, attempt.message
     return End(attempt, SandboxRefusal(*ended, attempt.error_type, attempt.traceback))
+
+
+def _left_out(attempt: Attempt, why: str) -> Attempt:
+    """Return the attempt; if it was accepted, as that of a candidate that does not serve."""
+    if not attempt.accepted:
+        return attempt
+    return dataclasses.replace(attempt, status=Status.SKIPPED, reason=Reason.POLICY, message=why)

@@ -37,25 +37,32 @@ def recall(whole: Fingerprint, benchmark: Benchmark) -> Known[Verdict]:
     if known.fact is None:
         return known
     verdict = known.fact.nearest(sizes.size_of(whole.request))
-    if verdict.has_too_few_rounds and benchmark.least_seconds > verdict.seconds:
+    if not _can_be_used(verdict, whole, benchmark):
         return Known()
-    if verdict.is_provisional and _is_measured_anew(verdict, benchmark):
-        return Known()
-    if verdict.winner is not None:
-        winner = Fingerprint(whole.request, (whole.candidates[verdict.winner],))
-        if knowledge.recall(Quarantined, winner, benchmark.cache).fact:
-            return Known()
     knowledge.unkept[whole.request.graph_key] = known.trouble
     return dataclasses.replace(known, fact=verdict)
+
+
+def _can_be_used(verdict: Verdict, whole: Fingerprint, benchmark: Benchmark) -> bool:
+    """Return False if the candidates are to be measured now, although there is a verdict."""
+    if verdict.has_too_few_rounds and benchmark.least_seconds > verdict.seconds:
+        return False
+    if verdict.is_provisional and _is_measured_anew(verdict, benchmark):
+        return False
+    if verdict.winner is None:
+        return True
+    winner = Fingerprint(whole.request, (whole.candidates[verdict.winner],))
+    knowledge = session.current().knowledge
+    return knowledge.recall(Quarantined, winner, benchmark.cache).fact is None
 
 
 def _is_measured_anew(verdict: Verdict, benchmark: Benchmark) -> bool:
     """Return True if a provisional verdict is not to serve, because all are to be measured now.
 
-    In the background it serves until it is replaced. In the foreground nothing runs beside the
-    program, so the next process measures at its first call, unless it meets a load as well.
+    Where it is made anew beside the program, it serves until then. Else the next process measures
+    at its first call, unless it meets a load as well.
     """
-    if benchmark.background or verdict.process == this_process():
+    if benchmark.renews or verdict.process == this_process():
         return False
     return not hardware.Waits().beside_load()
 
@@ -92,9 +99,9 @@ def decisions(
 ) -> list[Decision]:
     """Return the decisions that earlier benchmarks have made at all sizes of a graph."""
     known = session.current().knowledge.recall(Verdict, whole, benchmark.cache)
-    if known.fact is None:
-        return []
-    return [_decision(each, known.source, entries) for each in known.fact.at_all_sizes]
+    verdicts = () if known.fact is None else known.fact.at_all_sizes
+    usable = (each for each in verdicts if _can_be_used(each, whole, benchmark))
+    return [_decision(each, known.source, entries) for each in usable]
 
 
 def _decision(verdict: Verdict, source: str, entries: Sequence[ChainEntry]) -> Decision:
