@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ _OF_FUNCTIONS = (
     "torch._dynamo.aot_compile:AOTCompiledFunction",
     *(f"torch._dynamo.package:{each}" for each in ("load_guards_state", "load_guard_manager")),
     *(f"torch._dynamo.config:{each}" for each in ("specialize_int", "specialize_float")),
+    *(f"torch._C._dynamo.guards:GlobalStateGuard.__{each}state__" for each in ("get", "set")),
 )
 
 
@@ -98,7 +100,16 @@ def function_of_bytes(data: bytes) -> Any:
             state = package.load_guards_state(artifacts.guards_state)
             state.output_graph.guard_on_key_order = set()
             artifacts.guard_manager = package.load_guard_manager(state, artifacts.original_code, {})
+            self._global_state = state.output_graph.global_state_guard
             super().__post_init__()
+
+        def guard_check(self, *args: Any, **kwargs: Any) -> bool:
+            """Check the guards, and accept any number of threads, as all engines do."""
+            expected = json.loads(self._global_state.__getstate__())
+            if expected["num_threads"] != torch.get_num_threads():
+                here = expected | {"num_threads": torch.get_num_threads()}
+                self._global_state.__setstate__(json.dumps(here))
+            return bool(super().guard_check(*args, **kwargs))
 
     return Function.deserialize(data)
 

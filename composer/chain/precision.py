@@ -226,6 +226,7 @@ def _added(
     last = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last):
         added = graph.placeholder(f"{weight.target}_ahead")
+    added.target = added.name  # a weight may have several copies, and only names are unique
     added.meta.update(weight.meta)
     added.meta["val"] = added.meta["example_value"] = computed.meta["val"]
     fake = _torch.fakes.fake_of_fixed_size(copy)

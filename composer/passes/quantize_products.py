@@ -78,13 +78,20 @@ def products_with_weights(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def _multiplies_weight(node: torch.fx.Node) -> bool:
-    """Return True if the second factor of a product is a weight: a matrix among the inputs."""
+    """Return True if the second factor of a product is a weight: a matrix among the inputs.
+
+    A product without elements is left alone, since none of them can be the largest.
+    """
     place, _ = _WEIGHTS.get(_torch.operators.operator_name(node.target), (len(node.args), 0))
     if len(node.args) <= place:
         return False
+    x: Any = node.args[place - 1]
     weight: Any = node.args[place]
     is_weight = weight.op == "placeholder" and _torch.dynamo.is_static_input(weight)
-    return is_weight and weight.meta["val"].dim() == 2
+    if not is_weight or weight.meta["val"].dim() != 2:
+        return False
+    sizes = *x.meta["val"].shape, *weight.meta["val"].shape
+    return 0 not in [each for each in sizes if isinstance(each, int)]
 
 
 @dataclass(frozen=True)

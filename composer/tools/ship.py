@@ -32,6 +32,7 @@ import torch
 from composer import _torch
 from composer.backends import find_backend
 from composer.errors import FallbackWarning, SavedFileError, error_line
+from composer.graphs.clones import is_plain, put_back
 from composer.records import CompileReport
 from composer.system import disk, distribution, hardware
 from composer.system.warned import warn_once
@@ -55,7 +56,8 @@ def save(
     """Compile a model for example calls, and write all that these calls need to one file.
 
     The model is compiled without gradients, under the caller's autocast. While it is compiled, the
-    whole process uses empty caches, so let no other thread compile meanwhile.
+    whole process uses empty caches, so let no other thread compile meanwhile. Buffers that the
+    calls change are put back.
 
     Args:
         model: The model, in the mode (``eval()``) in which it is to run.
@@ -71,7 +73,8 @@ def save(
 
     Raises:
         TypeError: arguments are neither a tuple nor a mapping.
-        ValueError: a call has the same tensor twice, or there is no call.
+        ValueError: a call has the same tensor twice, there is no call, or the model reads a tensor
+            that is held by an object that is no module.
         Exception: whatever the model or a compile raises.
     """
     listed = list(calls)
@@ -80,13 +83,14 @@ def save(
     if not listed:
         raise ValueError("composer.save needs at least one call")
     options = {"model": f"{type(model).__module__}.{type(model).__qualname__}", **(options or {})}
-    with tempfile.TemporaryDirectory() as name, torch.no_grad():
+    with tempfile.TemporaryDirectory() as name, torch.inference_mode(False), torch.no_grad():
         folder = Path(name)
-        shipped = Shipped(_without_code(_Flat(model)), [])
-        with _empty_caches(folder):
+        shipped = Shipped(_without_code(_Flat(model), {}), [])
+        with _empty_caches(folder), _state_kept(model):
             added = [shipped.add(model, call, dynamic, options) for call in listed]
         reports = tuple(itertools.chain.from_iterable(added))
-        torch.save(shipped.parts(), folder / _MODEL)
+        # The model is read again, since calls may have given it other tensors.
+        torch.save((_without_code(_Flat(model), {}), shipped.functions()), folder / _MODEL)
         (folder / _HEADER).write_text(json.dumps(_header(reports), indent=1))
         _write(folder, Path(path))
     return Report(reports)
@@ -109,19 +113,20 @@ def load(path: str | os.PathLike[str]) -> Shipped:
         FallbackWarning: it works, and engines are built again here, where warnings are errors.
         OSError: the file cannot be read.
     """
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, torch.inference_mode(False):
         folder = Path(name)
         with _reading(path), zipfile.ZipFile(path) as file:
             header = json.loads(file.read(_HEADER))
             _check(path, header)
+            file.getinfo(_MODEL)
             file.extractall(folder)
         _add(folder / _COMPOSER, disk.cache_dir())
         _add(folder / _INDUCTOR, Path(_torch.inductor.inductor_cache_dir()))
         try:
             return Shipped(*torch.load(folder / _MODEL, weights_only=False))
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:
             raise SavedFileError(
-                f"{str(path)!r} needs a package that is missing: {error}"
+                f"{str(path)!r} needs a class or a package that is missing: {error}"
             ) from error
 
 
@@ -230,8 +235,7 @@ class Shipped:
             known = ", ".join(str(each.form) for each in self._functions)
             raise TypeError(f"the file has no call {form}. It has {known}")
         with torch.inference_mode(False), torch.no_grad():
-            # A tensor made in inference mode fails torch's guards, and its copy does not.
-            inputs = [each.clone() if each.is_inference() else each for each in inputs]
+            inputs = _outside_of_inference(inputs)
             accepts = (each for each in fitting if self._accepts(each, inputs))
             function = next(accepts, fitting[-1])
             _, nested = _torch.tensors.flatten(function.returns)
@@ -259,6 +263,7 @@ class Shipped:
         form, inputs = _Form.of(args, kwargs)
         if len(set(map(id, inputs))) < len(inputs):
             raise ValueError("a call has a tensor twice, and its graph would serve no other calls")
+        inputs = _outside_of_inference(inputs)
         if any(each.form == form and self._accepts(each, inputs) for each in self._functions):
             return ()
         leaves, nested = _torch.tensors.flatten(model(*args, **kwargs))
@@ -272,13 +277,18 @@ class Shipped:
         saved = _torch.files.function_as_bytes(ahead, inputs)
         self._functions.append(_Function(form, nested(range(len(leaves))), saved))
         # The call is made as another process makes it, so that what the file lacks shows now.
-        return warm_up(self, [call]).graphs
+        try:
+            return warm_up(self, [call]).graphs
+        except AttributeError as error:
+            raise ValueError(
+                "the model reads a tensor that is held neither by a module nor by a list, tuple or "
+                f"dict of one: {error}"
+            ) from error
 
-    def parts(self) -> tuple[torch.nn.Module, list[Any]]:
-        """Return the arguments that make the same function in another process."""
+    def functions(self) -> list[Any]:
+        """Return the argument that makes the same functions in another process."""
         tensors = itertools.repeat(torch.Tensor)
-        each = [(one.form.call(tensors), one.returns, one.saved) for one in self._functions]
-        return self._model, each
+        return [(one.form.call(tensors), one.returns, one.saved) for one in self._functions]
 
     def _accepts(self, function: _Function, inputs: Sequence[torch.Tensor]) -> bool:
         return bool(function.run.guard_check(self._model, *inputs))
@@ -289,16 +299,56 @@ def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
     return [each.name.partition("[")[0] in ("", "inputs") for each in guards]
 
 
-def _without_code(module: torch.nn.Module) -> torch.nn.Module:
-    """Return plain modules with the same tensors under the same names."""
-    plain = torch.nn.Module()
+def _outside_of_inference(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy tensors that were made in inference mode: torch's guards refuse these."""
+    return [each.clone() if each.is_inference() else each for each in inputs]
+
+
+def _without_code(module: torch.nn.Module, made: dict[int, torch.nn.Module]) -> torch.nn.Module:
+    """Return plain modules with the same tensors under the same names.
+
+    Args:
+        module: The module. It may hold others in its lists and dicts, and these hold it.
+        made: The plain modules that there are already, by the identity of the modules.
+    """
+    if id(module) in made:
+        return made[id(module)]
+    plain = made[id(module)] = torch.nn.Module()
     for name, value in vars(module).items():
-        leaves, _ = _torch.tensors.tree_flatten(value)
-        if any(isinstance(each, torch.Tensor) for each in leaves):
+        leaves, spec = _torch.tensors.tree_flatten(value)
+        if any(isinstance(each, torch.nn.Module) for each in leaves):
+            without = [
+                _without_code(each, made) if isinstance(each, torch.nn.Module) else each
+                for each in leaves
+            ]
+            vars(plain)[name] = _torch.tensors.tree_unflatten(without, spec)
+        elif any(isinstance(each, torch.Tensor) for each in leaves):
             vars(plain)[name] = value
-    for name, child in module._modules.items():
-        plain._modules[name] = None if child is None else _without_code(child)
     return plain
+
+
+@contextmanager
+def _state_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Give the buffers and plain tensors of a model back as they were, since calls change them.
+
+    What was made by the first call stays, such as a table that is computed once.
+    """
+    held: list[dict[str, Any]]
+    held = [each for module in model.modules() for each in (vars(module), module._buffers)]
+    kept = [
+        (holder, name, value, value.detach().clone())
+        for holder in held
+        for name, value in holder.items()
+        if is_plain(value)
+    ]
+    try:
+        yield
+    finally:
+        for holder, name, value, copy in kept:
+            now = holder.get(name)
+            if isinstance(now, torch.Tensor) and (now.shape, now.dtype) == (copy.shape, copy.dtype):
+                put_back(value, copy)
+                holder[name] = value
 
 
 @contextmanager
@@ -369,7 +419,16 @@ def _differences(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str]
 
 def _is_here(device: str) -> bool:
     """Return True if torch finds such a device."""
-    return device == "cpu" or bool(torch.get_device_module(device).is_available())
+    if device == "cpu":
+        return True
+    return hasattr(torch, device) and bool(torch.get_device_module(device).is_available())
+
+
+_DAMAGE = (
+    *(zipfile.BadZipFile, AttributeError, EOFError, KeyError, NotImplementedError, TypeError),
+    ValueError,
+)
+"""The errors of Python's ``zipfile`` and of a header of another form."""
 
 
 @contextmanager
@@ -377,7 +436,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Say that a file is damaged, whatever shows it."""
     try:
         yield
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError) as error:
+    except _DAMAGE as error:
         text = f"{str(path)!r} is damaged, or no file of composer.save: {error_line(error)}"
         raise SavedFileError(text) from error
 
@@ -402,7 +461,10 @@ def _add(folder: Path, cache: Path) -> None:
             if not place.exists():
                 place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 unfinished = place.with_name(f"{place.stem}.{uuid.uuid4().hex}.tmp")
-                shutil.copyfile(each, unfinished)
-                unfinished.replace(place)
+                try:
+                    shutil.copyfile(each, unfinished)
+                    unfinished.replace(place)
+                finally:
+                    unfinished.unlink(missing_ok=True)
     except OSError as error:
         disk.warn_of(f"the cache {str(cache)!r} cannot be written: {error}; {disk.ELSEWHERE}")

@@ -121,6 +121,36 @@ def test_products_of_activations_stay_in_float32() -> None:
     assert said == "it has no product with a weight of float32 to compute in int8"
 
 
+class Tied(nn.Module):
+    """An embedding whose weight multiplies twice: its rows and its columns are output channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, 16)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        near = nn.functional.linear(self.table(indices), self.table.weight)
+        return near @ self.table.weight
+
+
+def test_a_weight_may_have_several_copies_and_be_read_itself() -> None:
+    """Integers and scales for each of its axes, beside the weight that the embedding reads."""
+    module, indices = Tied(), torch.arange(8)
+    got = compiled(module, Integers, precision="int8")(indices)
+    assert 0 < error(got, module(indices)) < 0.05
+    assert Integers.given[-1].count(torch.int8) == 2
+    assert told() == [("Integers", "int8", "succeeded", None)]
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])
+def test_a_product_without_elements_stays_in_float32(sizes: tuple[int, int]) -> None:
+    """Nothing in it is the largest number, by which a scale would be chosen."""
+    module, x = nn.Linear(4, 3), torch.randn(sizes)
+    module.weight = nn.Parameter(torch.ones(3, sizes[1]))
+    assert torch.equal(compiled(module, Integers, precision="int8")(x), module(x))
+    assert told() == [("Integers", "fp32", "succeeded", None)]
+
+
 @pytest.mark.parametrize("change", ["in_place", "data", "parameter"])
 def test_a_changed_weight_is_quantized_again(change: str) -> None:
     """Its integers and its scales are those of the new values."""

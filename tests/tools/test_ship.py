@@ -6,6 +6,7 @@ import json
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +122,92 @@ def test_tensors_of_inference_mode_are_taken(path: Path) -> None:
         torch.testing.assert_close(function(x), model(x))
 
 
+def test_a_file_may_be_made_and_used_in_inference_mode(path: Path) -> None:
+    """The guards are those of a process without it."""
+    with torch.inference_mode():
+        x = torch.randn(2, 4)
+        model = saved(path, (x,))
+        function = composer.load(path)
+        torch.testing.assert_close(function(x), model(x))
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(function(x), model(x))
+
+
+class Counts(nn.Module):
+    """Counts its calls in a buffer in place, in a buffer that it replaces, and in a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.zeros(1))
+        self.register_buffer("second", torch.zeros(1))
+        self.third = torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.first.add_(1)
+        self.second = self.second + 1
+        self.third = self.third + 1
+        return x + self.first + self.second + self.third
+
+
+def test_a_model_is_saved_in_the_state_that_it_had(path: Path) -> None:
+    """The calls that are made meanwhile count neither in the file nor in the model."""
+    model, x = Counts(), torch.zeros(2)
+    first = model.first
+    composer.save(model, path, [(x,)], options={"chain": ["eager"]})
+    assert model.first is first
+    torch.compiler.reset()
+    function = composer.load(path)
+    for count in (3, 6):
+        assert function(x).tolist() == [count, count]
+        assert model(x).tolist() == [count, count]
+
+
+class Listed(nn.Module):
+    """Holds a module in a list, which knows its parent, and tensors in another object."""
+
+    def __init__(self, held: Any = None) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(4, 4)]
+        self.layers[0].parents = [self]
+        self.held = held
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers[0](x)
+        return y if self.held is None else y + self.held.shift
+
+
+def test_modules_in_lists_are_saved(path: Path) -> None:
+    """Also if they refer to each other."""
+    model, x = Listed(), torch.randn(2, 4)
+    composer.save(model, path, [(x,)], options={"chain": ["eager"]})
+    torch.testing.assert_close(composer.load(path)(x), model(x))
+
+
+def test_a_tensor_that_cannot_be_found_again_is_refused(path: Path) -> None:
+    """Only modules and what is nested in their attributes are saved."""
+    model = Listed(SimpleNamespace(shift=torch.ones(4)))
+    with pytest.raises(ValueError, match=r"neither by a module nor .* no attribute 'held'"):
+        composer.save(model, path, [(torch.randn(2, 4),)], options={"chain": ["eager"]})
+    assert not path.exists()
+
+
+def test_the_number_of_threads_may_be_another(path: Path) -> None:
+    """When the file is loaded, and later."""
+    x = torch.randn(2, 4)
+    model = saved(path, (x,))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        with pytest.warns(FallbackWarning, match="saved with threads"):
+            function = composer.load(path)
+        torch.testing.assert_close(function(x), model(x))
+        torch.set_num_threads(threads + 2)
+        torch.testing.assert_close(function(x), model(x))
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_call_without_meaning_is_refused(path: Path) -> None:
     """At once, before anything is compiled."""
     x = torch.randn(2, 4)
@@ -155,16 +242,17 @@ def test_another_version_is_an_error_that_names_it(path: Path, name: str) -> Non
         composer.load(path)
 
 
-def test_a_missing_device_is_an_error_that_names_it(path: Path) -> None:
+@pytest.mark.parametrize("name", ["xpu", "hpu", "other"])
+def test_a_missing_device_is_an_error_that_names_it(path: Path, name: str) -> None:
     """Before the weights are read."""
     saved(path, (torch.randn(2, 4),))
     with zipfile.ZipFile(path) as file:
         header = json.loads(file.read("header.json"))
     assert header["devices"] == ["cpu"]
-    header["devices"] = ["xpu:0"]
+    header["devices"] = [f"{name}:0"]
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("header.json", json.dumps(header))
-    with pytest.raises(SavedFileError, match=r"device xpu \(here: none\)"):
+    with pytest.raises(SavedFileError, match=rf"device {name} \(here: none\)"):
         composer.load(path)
 
 
@@ -193,18 +281,34 @@ def test_a_damaged_file_is_an_error(path: Path) -> None:
         file.writestr("other", "")
     with pytest.raises(SavedFileError, match="save: KeyError"):
         composer.load(path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("header.json", json.dumps({"needs": []}))
+    with pytest.raises(SavedFileError, match="save: AttributeError"):
+        composer.load(path)
     path.unlink()
     with pytest.raises(FileNotFoundError):
         composer.load(path)
 
 
+def test_a_file_without_its_model_is_an_error(path: Path) -> None:
+    """Not one about a temporary file."""
+    saved(path, (torch.randn(2, 4),))
+    with zipfile.ZipFile(path) as file:
+        header = file.read("header.json")
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("header.json", header)
+    with pytest.raises(SavedFileError, match=r"no item named 'model\.pt'"):
+        composer.load(path)
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError, AttributeError])
 def test_a_package_that_is_missing_is_an_error_that_names_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    """The class of a result may be a package's."""
+    """The class of a result may be a package's, or the program's that saved."""
 
     def missing(data: bytes) -> None:
-        raise ModuleNotFoundError("No module named 'lost'")
+        raise error("No module named 'lost'")
 
     saved(path, (torch.randn(2, 4),))
     monkeypatch.setattr("composer._torch.files.function_of_bytes", missing)

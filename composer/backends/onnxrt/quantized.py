@@ -17,7 +17,7 @@ and it has no kernel for int8 times such a weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,6 +132,74 @@ def give_zero_points(model: onnx.ModelProto) -> None:
                 node.input.append(name)
         nodes.append(node)
     _replace_nodes(model, nodes)
+
+
+def dequantize_for_each_reader(model: onnx.ModelProto) -> None:
+    """Give each further reader of a dequantized weight a node of its own that dequantizes it."""
+    values = Values(model)
+
+    def dequantizes_weight(node: onnx.NodeProto) -> bool:
+        return node.op_type == "DequantizeLinear" and node.input[0] in values.initializers
+
+    _copy_for_each_reader(model, values, dequantizes_weight)
+
+
+def name_for_each_reader(model: onnx.ModelProto) -> dict[str, str]:
+    """Give each further reader of an int8 weight, or of zero points, a name of its own for them.
+
+    Where ONNX Runtime (1.32) reads weights in uint8, it names what it makes of a weight and of its
+    zero points after them, and so fails at the second reader.
+
+    Returns:
+        The name of the weight, by each name that was added.
+    """
+    import onnx
+
+    values = Values(model)
+
+    def casts_to_int8(node: onnx.NodeProto) -> bool:
+        if node.op_type != "Cast" or node.input[0] not in values.initializers:
+            return False
+        return bool(attributes(node)["to"] == onnx.TensorProto.INT8)
+
+    _copy_for_each_reader(model, values, casts_to_int8)
+    values = Values(model)
+    added: dict[str, str] = {}
+    for weight in [*model.graph.initializer]:
+        is_int8 = weight.data_type == onnx.TensorProto.INT8
+        for place, reader in enumerate(values.users[weight.name][1:]):
+            if is_int8 or casts_to_int8(reader):
+                name = f"{weight.name}_{place}"
+                added[name] = weight.name
+                _read(reader, weight.name, name)
+                model.graph.initializer.add().CopyFrom(weight)
+                model.graph.initializer[-1].name = name
+    return added
+
+
+def _copy_for_each_reader(
+    model: onnx.ModelProto, values: Values, is_copied: Callable[[onnx.NodeProto], bool]
+) -> None:
+    """Copy nodes of one result, so that each copy has one reader."""
+    import onnx
+
+    nodes: list[Any] = []
+    for node in model.graph.node:
+        nodes.append(node)
+        if is_copied(node):
+            for place, reader in enumerate(values.users[node.output[0]][1:]):
+                own = onnx.NodeProto()
+                own.CopyFrom(node)
+                own.name = ""
+                own.output[0] = f"{node.output[0]}_{place}"
+                _read(reader, node.output[0], own.output[0])
+                nodes.append(own)
+    _replace_nodes(model, nodes)
+
+
+def _read(reader: onnx.NodeProto, name: str, other: str) -> None:
+    """Let a node read another value in the place of one."""
+    reader.input[[*reader.input].index(name)] = other
 
 
 def _would_be_wrong(node: onnx.NodeProto, values: Values) -> bool:

@@ -18,8 +18,10 @@ from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.quantized import (
     compute_softmax_in_floats,
     counted_products,
+    dequantize_for_each_reader,
     give_zero_points,
     multiply_in_integers,
+    name_for_each_reader,
     quantize_once,
 )
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
@@ -84,6 +86,9 @@ def make_session(
     _require_built_in(providers, package.get_available_providers(), settings)
     model = graph.with_weights(weights)
     _use_own_operators(model, providers)
+    if providers.keys() == {CPU}:
+        names = name_for_each_reader(model)
+        weights = {**weights, **{name: weights[of] for name, of in names.items()}}
     on_cpu = _values_on_cpu(model, weights)
     in_place = _values_in_place(on_cpu, weights, device)
     options = session_options(settings)
@@ -119,6 +124,7 @@ def _use_own_operators(model: onnx.ModelProto, providers: Mapping[str, object]) 
     if providers.keys() == {CPU}:
         quantize_once(model)
         multiply_in_integers(model)
+        dequantize_for_each_reader(model)
         give_zero_points(model)
         read_weights_as_they_lie(model)
         compute_softmax_in_floats(model)

@@ -227,3 +227,26 @@ def test_a_weight_without_zero_points_is_right() -> None:
     found = compiled(weight_only, "onnxrt")(x)
     assert last().chosen == "onnxrt"
     torch.testing.assert_close(found, weight_only(x), rtol=1e-4, atol=1e-4)
+
+
+class Repeated(Layer):
+    """A layer that is applied twice, between roundings."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        how = (20.0, *self.kind[1:])
+        near = ops.dequantize_per_tensor(ops.quantize_per_tensor(super().forward(x), *how), *how)
+        return super().forward(near)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(16, 16), (16, 16, 3, 3)], ids=["linear", "convolution"])
+@pytest.mark.parametrize("kind", [UINT8, INT8], ids=["uint8", "int8"])
+def test_a_weight_of_two_products_is_right(
+    kind: tuple[Any, ...], shape: tuple[int, ...], bias: bool
+) -> None:
+    """ONNX Runtime would fail at the second, where it reads weights in uint8."""
+    layer = Repeated(kind, shape, bias=bias)
+    x = torch.randn(2, 16, *(8 for _ in shape[2:]))
+    found = compiled(layer, "onnxrt")(x)
+    assert last().chosen == "onnxrt"
+    torch.testing.assert_close(found, layer(x), rtol=1e-4, atol=1e-2)
