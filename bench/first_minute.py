@@ -118,9 +118,9 @@ def apart(model: str, variant: str, seconds: float, *, tiny: bool) -> dict[str, 
 def figures(found: dict[str, Any], eager: float, first: float) -> dict[str, Any]:
     """Return the figures of one process, beside Dynamo's ``first`` call and a call of ``eager``."""
     taken = [seconds for _, seconds in found["calls"]]
-    last = found["changes"][-1]
+    last = found["changes"][-1] or len(taken)  # no change: the choice was not over, or none is made
     building = sorted(taken[1:last]) or [taken[0]]
-    steady = taken[last + 1 :][-_CHOICE_IS_OVER:] or [taken[-1]]
+    steady = taken[last + 1 :][-_CHOICE_IS_OVER:] or taken[-_CHOICE_IS_OVER:]
     return {
         "first": taken[0],
         "first_over_dynamo": taken[0] / first,
@@ -128,7 +128,7 @@ def figures(found: dict[str, Any], eager: float, first: float) -> dict[str, Any]
         "building_p99_over_eager": building[int(0.99 * (len(building) - 1))] / eager,
         "building_median_over_eager": quartiles(building)[1] / eager,
         "slowest_after_the_first": max(taken[1:], default=taken[0]),
-        "chosen_after_seconds": found["calls"][last][0],
+        "chosen_after_seconds": found["calls"][last][0] if last < len(taken) else None,
         "steady": quartiles(steady)[1],
         "chosen": found["chosen"],
     }
