@@ -5,6 +5,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+TESTS := .venv/installed-for-tests
 
 export HF_HUB_OFFLINE := 1
 # What is imported is compiled once, not by each process that a test starts.
@@ -16,7 +17,7 @@ export TOKENIZERS_PARALLELISM := false
 demo: $(STAMP)
 	$(BIN)/python examples/embeddings.py
 
-test: $(STAMP)
+test: $(TESTS)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not docs and not thorough"
 
 # The same tests with other versions, each in an environment of its own. Torch takes some 5 GB there.
@@ -33,19 +34,19 @@ test-torch:
 	$(PYTHON) -m venv $(OTHER)
 	grep -v '^torch==\|^triton==' constraints.txt > $(OTHER)/constraints.txt
 	$(OTHER)/bin/python -m pip install --quiet torch==$(TORCH)
-	$(OTHER)/bin/python -m pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev]'
+	$(OTHER)/bin/python -m pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev,quantized]'
 	$(OTHER)/$(OTHER_TESTS)
 
 test-newest:
 	$(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e '.[dev]'
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e '.[dev,quantized]'
 	.venv-newest/$(OTHER_TESTS)
 
 test-oldest:
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python \
-		--resolution lowest-direct -e '.[dev]'
+		--resolution lowest-direct -e '.[dev,quantized]'
 	.venv-oldest/$(OTHER_TESTS)
 
 smoke:
@@ -56,10 +57,10 @@ smoke:
 		-e '.[test]'
 	.venv-smoke/$(OTHER_TESTS) $(SMOKE)
 
-test-thorough: $(STAMP)
+test-thorough: $(TESTS)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m thorough
 
-test-docs: $(STAMP)
+test-docs: $(TESTS)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m docs
 
 # The site: build/docs/index.html. A link that leads nowhere is an error.
@@ -71,7 +72,7 @@ check-style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: check-style
+check: check-style $(TESTS)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow and not docs and not thorough"
 
 bench: $(STAMP)
@@ -106,4 +107,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The demo goes without torchao, which prints warnings wherever transformers is imported.
+$(TESTS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev,quantized]'
 	touch $@
