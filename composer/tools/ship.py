@@ -12,7 +12,6 @@ caches in a folder of its own, and that folder goes into the file.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -194,16 +193,18 @@ class _Function:
         form: The form of the call.
         returns: A result with a number in the place of each leaf.
         saved: What torch saves of the compiled function.
+        run: The function that torch makes of ``saved``.
     """
 
     form: _Form
     returns: Any
     saved: bytes
+    run: Any
 
-    @functools.cached_property
-    def run(self) -> Any:
-        """The function that torch loads."""
-        return _torch.files.function_of_bytes(self.saved)
+    @classmethod
+    def of(cls, form: _Form, returns: Any, saved: bytes) -> _Function:
+        """Return the compiled call that was saved; what it needs and is missing shows now."""
+        return cls(form, returns, saved, _torch.files.function_of_bytes(saved))
 
 
 class Shipped:
@@ -217,10 +218,8 @@ class Shipped:
     def __init__(self, model: torch.nn.Module, functions: Iterable[Any]) -> None:
         self._model = model
         self._functions = [
-            _Function(_Form.of(*call)[0], returns, saved) for call, returns, saved in functions
+            _Function.of(_Form.of(*call)[0], returns, saved) for call, returns, saved in functions
         ]
-        for each in self._functions:
-            assert each.run  # so that what is missing shows now
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make a call.
@@ -275,7 +274,7 @@ class Shipped:
             options={**options, "guard_filter_fn": _guards_to_keep},
         )
         saved = _torch.files.function_as_bytes(ahead, inputs)
-        self._functions.append(_Function(form, nested(range(len(leaves))), saved))
+        self._functions.append(_Function.of(form, nested(range(len(leaves))), saved))
         # The call is made as another process makes it, so that what the file lacks shows now.
         try:
             return warm_up(self, [call]).graphs
@@ -424,11 +423,11 @@ def _is_here(device: str) -> bool:
     return hasattr(torch, device) and bool(torch.get_device_module(device).is_available())
 
 
-_DAMAGE = (
-    *(zipfile.BadZipFile, AttributeError, EOFError, KeyError, NotImplementedError, TypeError),
-    ValueError,
-)
-"""The errors of Python's ``zipfile`` and of a header of another form."""
+_DAMAGE_OF_ARCHIVES = (zipfile.BadZipFile, EOFError, NotImplementedError)
+"""The errors of Python's ``zipfile``: the last is for a compression that it does not know."""
+
+_DAMAGE_OF_HEADERS = (AttributeError, KeyError, TypeError, ValueError)
+"""The errors of a header of another form."""
 
 
 @contextmanager
@@ -436,7 +435,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Say that a file is damaged, whatever shows it."""
     try:
         yield
-    except _DAMAGE as error:
+    except (*_DAMAGE_OF_ARCHIVES, *_DAMAGE_OF_HEADERS) as error:
         text = f"{str(path)!r} is damaged, or no file of composer.save: {error_line(error)}"
         raise SavedFileError(text) from error
 

@@ -40,9 +40,7 @@ def quantize(
     dtype: int,
 ) -> TTensor:
     """``quantize_per_tensor.tensor``, for the whole range of the dtype."""
-    number = op.Constant(value_ints=[])
-    scale = op.Reshape(op.Cast(scale, to=ir.DataType.FLOAT), number)
-    return op.QuantizeLinear(input, scale, op.Reshape(op.Cast(zero_point, to=dtype), number))
+    return op.QuantizeLinear(input, *_as_numbers(scale, zero_point, dtype))
 
 
 def dequantize(
@@ -55,8 +53,12 @@ def dequantize(
     out_dtype: int = -1,
 ) -> TTensor:
     """``dequantize_per_tensor.tensor``: engines may multiply the integers themselves."""
+    dequantized = op.DequantizeLinear(input, *_as_numbers(scale, zero_point, dtype))
+    return dequantized if out_dtype in (-1, None) else op.Cast(dequantized, to=out_dtype)
+
+
+def _as_numbers(scale: TTensor, zero_point: TTensor, dtype: int) -> tuple[TTensor, TTensor]:
+    """Return a scale and a zero point of one element as ONNX's operators take them."""
     number = op.Constant(value_ints=[])
     scale = op.Reshape(op.Cast(scale, to=ir.DataType.FLOAT), number)
-    zero_point = op.Reshape(op.Cast(zero_point, to=dtype), number)
-    dequantized = op.DequantizeLinear(input, scale, zero_point)
-    return dequantized if out_dtype in (-1, None) else op.Cast(dequantized, to=out_dtype)
+    return scale, op.Reshape(op.Cast(zero_point, to=dtype), number)
