@@ -43,6 +43,7 @@ from composer.policy import Facts
 from composer.policy.resolution import Resolved, resolve
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
 from composer.runtime import background, backward, calls, ranges, saved
+from composer.runtime.graph_record import GraphRecord
 from composer.runtime.successors import Successors
 from composer.telemetry import notices
 
@@ -118,12 +119,13 @@ def serve(
     with backward.watched() as backwards:
         outcome = _pending(case, eager) if waits else _walk(case, eager)
     report = _publish(case, outcome, time.perf_counter() - started)
+    named = case.resolved.names_chain
+    record = GraphRecord(report, case.rewritten, asked_by_name=named)
     successors = Successors(
         request=case.request,
         resolved=case.resolved,
         eager=eager,
-        early=case.rewritten,
-        report=report,
+        record=record,
     )
     served = successors.served(outcome, backwards, selects=waits)
     call, free = ranges.around(served, successors, is_pending=waits)

@@ -6,8 +6,8 @@ Read in this order:
 - :mod:`~composer.runtime.served`: the served graph: its engine, its state, its answers to calls
   that are not ordinary or at which the engine fails;
 - :mod:`~composer.runtime.table`: the states, and what follows from each event;
-- :mod:`~composer.runtime.successors`: the candidates of the graph, built after its compile and
-  recorded;
+- :mod:`~composer.runtime.successors`: the candidates of the graph, built after its compile;
+- :mod:`~composer.runtime.graph_record`: the record of the graph, as it changes;
 - :mod:`~composer.runtime.ranges`: ``select`` with ``ranges``: several served graphs, each for a
   range of sizes;
 - :mod:`~composer.runtime.background`: ``select`` with ``background``: eager answers until a sandbox

@@ -51,12 +51,12 @@ def around(
         successors: Its candidates.
         is_pending: True if the first choice is still to be made, in the background.
     """
-    call = calls.around(served, successors.report.runtime)
+    call = calls.around(served, successors.runtime)
     benchmark = successors.benchmark
     if benchmark is None or benchmark.ranges == 1:
         return call, served.free
     found = sizes.positions(successors.request.gm)
-    was_measured = Decision(successors.report.attempts, ()).size is not None
+    was_measured = Decision(successors.record.report.attempts, ()).size is not None
     if not found or not (was_measured or is_pending):
         return call, served.free
     ranges = Ranges(served, successors, call, benchmark.ranges)
@@ -90,7 +90,7 @@ class Ranges:
         self._first = _Server(first, successors, call)
         self._successors = successors
         self._most = most
-        self._runtime: Runtime = successors.report.runtime
+        self._runtime: Runtime = successors.runtime
         self._lock = forks.lock()
         self._servers: dict[int | None, _Server] = {}
         self._to_load: dict[int | None, Decision] = {}
@@ -166,7 +166,7 @@ class Ranges:
         """Learn the first choice when it serves, and what is remembered of further sizes."""
         if self._is_learnt or not self._first.graph.is_chosen:
             return
-        first = Decision(self._successors.report.attempts, self._first.graph.order)
+        first = Decision(self._successors.record.report.attempts, self._first.graph.order)
         known = [] if first.size is None else self._successors.decisions()
         with self._lock:
             if self._is_learnt:

@@ -1,4 +1,4 @@
-"""Builds and records the candidates of a graph after its compile, for the served graph.
+"""Builds the candidates of a graph after its compile, for the served graph, and has them recorded.
 
 The graph, its policy and its chain are kept for this; the first call's inputs are not. Only
 :mod:`composer.runtime.served` knows which candidate serves and which ones are in quarantine.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,7 +23,7 @@ from composer.chain.select import remembered
 from composer.chain.select.choice import Tried
 from composer.chain.select.decision import Decision
 from composer.errors import Refusal, first_line, text_of
-from composer.graphs import capture, collectives, sizes, writes
+from composer.graphs import capture, collectives, writes
 from composer.graphs.comparison import Values
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.quarantine import Quarantined
@@ -34,41 +32,36 @@ from composer.policy.resolution import Resolved
 from composer.records import (
     EAGER,
     Attempt,
-    CompileReport,
     GraphRequest,
     Outcome,
-    PassRecord,
     Reason,
-    SizeRange,
+    Runtime,
     Status,
 )
 from composer.runtime import background
 from composer.runtime.background import Tell
 from composer.runtime.backward import Backwards, watched
+from composer.runtime.graph_record import Attempts, GraphRecord, Serving
 from composer.runtime.sampling import Sampler, cannot_undo
 from composer.runtime.served import Built, Engine, ServedGraph
 from composer.runtime.versions import Versions
-from composer.system import forks
-from composer.telemetry import notices
 
 
 class Successors:
-    """One graph's chain after the compile, and its record.
+    """One graph's chain after the compile.
 
     Where ranges of sizes have engines of their own, each of these has such an object
-    (:meth:`sibling`). They share the record.
+    (:meth:`sibling`). They share the chain and the record.
 
     Args:
         request: The graph after the passes of the stages ``torch`` and ``aten``. Of its example
             inputs, only the symbols are kept.
         resolved: The policy in force for the graph, with its candidates and passes.
         eager: The eager fallback.
-        early: Records of the passes that ran before every candidate.
-        report: The record of the graph.
+        record: The record of the graph.
 
     Attributes:
-        chosen: The engine that serves.
-        sizes: The sizes at which that engine was measured to be the fastest.
+        record: The record of the graph.
         fallback: The eager fallback.
         in_background: True if the policy asks for choices in the background.
         recovers: True if another engine follows one that fails; else errors reach the caller.
@@ -83,20 +76,16 @@ class Successors:
         request: GraphRequest,
         resolved: Resolved,
         eager: EagerFallback,
-        early: tuple[PassRecord, ...],
-        report: CompileReport,
+        record: GraphRecord,
     ) -> None:
         self.request = capture.without_tensors(request)
         self.entries = resolved.entries
-        self.chosen = report.chosen
-        self.sizes: tuple[int, ...] = ()
-        self._report = report
-        self._all = [self]
+        self.record = record
+        self._serving = record.servings[0]
         self._accepted: Attempt | None = None
         self._resolved = resolved
         self.eager = eager
         self.fallback = eager.run
-        self._early = early
         self._tracked = _writable_inputs(request, resolved.entries)
         self._apart = cannot_undo(request)
         policy = resolved.policy
@@ -106,15 +95,11 @@ class Successors:
         self.collective = collectives.meets_other_ranks(request.gm)
         self.benchmark = select.Benchmark.of(policy, resolved.cache)
         self._measures_anew = background.measures_anew(resolved)
-        self._unpublished: deque[CompileReport] = deque()
-        self._unheard: list[tuple[int, CompileReport]] = []
-        self._publishing = forks.lock()
-        self._recording = forks.lock()
 
     @property
-    def report(self) -> CompileReport:
-        """The current record of the graph."""
-        return self._all[0]._report
+    def runtime(self) -> Runtime:
+        """What the calls of the graph have come to."""
+        return self.record.report.runtime
 
     def served(self, outcome: Outcome, backwards: Backwards, *, selects: bool) -> ServedGraph:
         """Return the object that answers the graph's calls.
@@ -140,7 +125,7 @@ class Successors:
         held = tuple(writes.written_attributes(self.request.gm))
         detects = may_serve and self.recovers and not is_blind
         versions = Versions(tracked, held, blind=not detects)
-        return ServedGraph(built, self, self.report.runtime, versions, sampler, selects=selects)
+        return ServedGraph(built, self, self.runtime, versions, sampler, selects=selects)
 
     def begin_selection(
         self, args: Sequence[Any], is_wanted: Callable[[], bool], tell: Tell
@@ -157,7 +142,7 @@ class Successors:
             request=self.request_for,
             bounds=self._resolved.policy.verify.bounds,
             apart=self._apart,
-            runtime=self.report.runtime,
+            runtime=self.runtime,
         )
 
     def _built(
@@ -202,7 +187,7 @@ class Successors:
         """Record that the engine failed; if ``error`` is a Refusal, its numbers were wrong."""
         engine = self._accepted
         assert engine is not None
-        at = f"at call {self.report.runtime.calls}: {first_line(text_of(error))}"
+        at = f"at call {self.runtime.calls}: {first_line(text_of(error))}"
         if isinstance(error, Refusal):  # it answered, and a comparison found it wrong
             ended = dataclasses.replace(
                 engine, status=error.status, reason=error.reason, message=at
@@ -216,14 +201,16 @@ class Successors:
                 error_type=type(error).__name__,
                 traceback="".join(traceback.format_exception(error)),
             )
-        with self._recording:
-            attempts = (ended if each is engine else each for each in self.report.attempts)
-            self._record(tuple(attempts), EAGER)
+
+        def with_failure(attempts: Attempts) -> Iterator[Attempt]:
+            return (ended if each is engine else each for each in attempts)
+
+        self.record.change(self._serving, with_failure, EAGER)
 
     def build(self, places: Sequence[int], args: Sequence[Any]) -> Built:
         """Build the candidates at these places in turn until one is accepted, and record them."""
         outcome, backwards = self._walk(args, [self.entries[place] for place in places])
-        self._add(outcome.attempts, outcome.chosen, outcome)
+        self._add(outcome)
         return self._built(places, outcome, backwards)
 
     def rebuild(self, place: int, args: Sequence[Any]) -> Engine | None:
@@ -236,9 +223,9 @@ class Successors:
         session.current().knowledge.forget(Quarantined, fingerprint)
         outcome, backwards = self._walk(args, (entry,), self.benchmark)
         if not outcome.attempts[0].accepted:
-            self._add(outcome.attempts, self.chosen)
+            self.note(outcome.attempts)
             return None
-        self._add(outcome.attempts, outcome.chosen, outcome)
+        self._add(outcome)
         return self._built((place,), outcome, backwards).engine
 
     def follow(
@@ -259,10 +246,11 @@ class Successors:
             else:
                 chain = self.entries, self.eager, decision, self.benchmark
                 outcome = walk.follow(request, *chain, self._already_built(serving))
-        if self is self._all[0]:
-            self._record(outcome.attempts, outcome.chosen, outcome)
+        if self._serving is self.record.servings[0]:
+            made = outcome.attempts
+            self.record.change(self._serving, lambda _: made, outcome.chosen, outcome.passes)
         else:
-            self._add(outcome.attempts, outcome.chosen, outcome)
+            self._add(outcome)
         order = places if outcome.ranking is None else outcome.ranking
         return self._built(places, outcome, backwards, order, serving)
 
@@ -271,8 +259,8 @@ class Successors:
         if serving is None:
             return {}
         assert self._accepted is not None
-        passes = self.report.passes[len(self._early) :]
-        accepted = Tried(self._accepted, serving.compiled, passes=passes, bounds=serving.bounds)
+        compiled, passes = serving.compiled, self.record.late_passes
+        accepted = Tried(self._accepted, compiled, passes=passes, bounds=serving.bounds)
         return {serving.place: accepted}
 
     def decide(self, args: Sequence[Any]) -> Decision:
@@ -296,23 +284,21 @@ class Successors:
             args: The inputs to build for.
         """
         other = copy.copy(self)
-        other.sizes = ()
-        self._all.append(other)
+        other._serving = Serving(EAGER)
+        self.record.servings.append(other._serving)
         try:
             return other._served(other.follow(decision, args, None)), other
         except BaseException:
-            self._all.remove(other)
+            self.record.servings.remove(other._serving)
             raise
 
     def serves_at(self, size: int) -> None:
         """Record a size at which the engine that serves is the fastest."""
-        self.sizes = (*self.sizes, size)
-        if self._ranges() != self.report.ranges:
-            self.note(())
+        self.record.serves_at(self._serving, size)
 
-    def note(self, attempts: tuple[Attempt, ...]) -> None:
-        """Record what was measured at a further size, for which no engine was built."""
-        self._add(attempts, self.chosen)
+    def note(self, attempts: Attempts) -> None:
+        """Record attempts after which the same engine serves."""
+        self.record.add(self._serving, attempts, self._serving.chosen)
 
     def remember(self, decision: Decision) -> None:
         """Remember a decision that was made for a size of its own."""
@@ -360,54 +346,12 @@ class Successors:
         """Return the graph's request with the inputs of a call."""
         return capture.for_call(self.request, args)
 
-    def _add(
-        self, attempts: tuple[Attempt, ...], chosen: str, outcome: Outcome | None = None
-    ) -> None:
-        with self._recording:
-            self._record((*self.report.attempts, *attempts), chosen, outcome)
-
-    def _record(
-        self, attempts: tuple[Attempt, ...], chosen: str, outcome: Outcome | None = None
-    ) -> None:
-        first = self._all[0]
-        self.chosen = chosen
-        passes = first._report.passes
-        if outcome is not None and self is first:
-            passes = (*self._early, *outcome.passes)
-        changed = dataclasses.replace(
-            first._report,
-            attempts=attempts,
-            chosen=first.chosen,
-            ranges=self._ranges(),
-            passes=passes,
-        )
-        session.current().replace(first._report, changed)
-        first._report = changed
-        self._unpublished.append(changed)
-        self._unheard.append((threading.get_ident(), changed))
-
-    def _ranges(self) -> tuple[SizeRange, ...]:
-        """Return who serves which sizes; nothing if one engine serves all."""
-        by_size = {size: each for each in self._all for size in each.sizes}
-        found = sizes.ranges(by_size) if by_size else []
-        ranges = (SizeRange(least, each.chosen) for least, each in found)
-        return tuple(ranges) if len(found) > 1 else ()
-
     def publish(self) -> None:
-        """Give the records of the changes to the sinks, and warn of those that this thread made.
+        """Publish the record (:meth:`GraphRecord.publish`)."""
+        self.record.publish()
 
-        The served graph's lock is not held here, because a sink may be slow or may call the graph.
-
-        Raises:
-            FallbackWarning: the user has turned that warning into an error.
-        """
-        here = session.current()
-        with self._publishing:
-            while self._unpublished:
-                here.sinks.emit(self._unpublished.popleft(), first=False)
-        for mine in [each for each in self._unheard if each[0] == threading.get_ident()]:
-            self._unheard.remove(mine)
-            notices.warn_of_fallbacks(mine[1], asked_by_name=self._resolved.names_chain)
+    def _add(self, outcome: Outcome) -> None:
+        self.record.add(self._serving, outcome.attempts, outcome.chosen, outcome.passes)
 
 
 def _writable_inputs(
