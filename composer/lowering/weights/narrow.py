@@ -75,7 +75,8 @@ class Copies:
     """
 
     def __init__(self) -> None:
-        self._of: weakref.WeakValueDictionary[Key, Copy] = weakref.WeakValueDictionary()
+        self._of: weakref.WeakValueDictionary[tuple[int, How], Copy]
+        self._of = weakref.WeakValueDictionary()  # by the identity of the weight
 
     def of(self, weight: torch.Tensor, how: How) -> Copy:
         """Return the copy of a weight, made of the weight's present values."""
