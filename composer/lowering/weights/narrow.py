@@ -75,8 +75,7 @@ class Copies:
     """
 
     def __init__(self) -> None:
-        self._of: weakref.WeakValueDictionary[tuple[int, How], Copy]
-        self._of = weakref.WeakValueDictionary()  # by the identity of the weight
+        self._of = weakref.WeakValueDictionary[tuple[int, How], Copy]()  # by the weight's identity
 
     def of(self, weight: torch.Tensor, how: How) -> Copy:
         """Return the copy of a weight, made of the weight's present values."""
