@@ -108,7 +108,7 @@ def clear(kinds: Kinds = None) -> None:
 
 _LOWERED = {
     "model": "ONNX model of a graph, {nodes} nodes",
-    "graph": "which ONNX model a captured graph becomes",
+    "graph": "what a captured graph becomes",
     "vocabulary": "what the exporter can translate",
 }
 """The text for an entry of the lowering's cache, by kind."""

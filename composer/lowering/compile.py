@@ -117,7 +117,7 @@ def _compiled(
     compiled = parts.assemble(pieces.engines)
     try_once(compiled, graph, parts.written)
     if whole is not None:
-        whole.keep(graph, parts, [*pieces.models.values()])
+        whole.keep(graph, parts, pieces.models)
     return compiled
 
 
@@ -132,22 +132,24 @@ def _found(
     engine: OnnxEngine[S],
     build: OnnxBuild[S],
 ) -> Callable[..., Any] | None:
-    """Return the compiled graph if an earlier process kept its model; else ``None``.
+    """Return the compiled graph if an earlier process kept what it becomes; else ``None``.
 
-    If the engine refuses the model here, the graph is compiled as if it had not been kept.
+    If the engine refuses a model here, the graph is compiled as if it had not been kept.
     """
     kept = whole.find(example_inputs)
     if kept is None:
         return None
-    parts, model = kept
-    (region,) = parts.regions.values()
+    parts, models = kept
+    engines: dict[str, BoundRegion] = {}
     try:
-        model = dataclasses.replace(model, read=engine.read(model, region, build))
-        engines = {name: bind(region, model, engine, build) for name in parts.regions}
+        for name, region in parts.regions.items():
+            read = engine.read(models[name], region, build)
+            model = dataclasses.replace(models[name], read=read)
+            engines[name] = bind(region, model, engine, build)
     except (NodesRefused, Refusal):
         return None
     build.terms.artefacts.whole = True
-    build.terms.facts.covers(parts.taken, parts.total)
+    build.terms.facts.covers(parts.taken, parts.total, parts.left)
     _state(build.terms.facts, engines.values())
     return parts.assemble(engines)
 

@@ -303,21 +303,63 @@ def test_training_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(got, p.grad)
 
 
+class InPart(nn.Module):
+    """A function that the engines leave to torch, between two layers, and a mask of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        mask = torch.ones(8, 8, dtype=torch.bool).tril()[places]
+        middle = torch.special.bessel_j0(self.first(x).float().masked_fill(mask, 0.5))
+        return self.second(middle)
+
+
 @torch.no_grad()
-def test_graph_taken_in_part_says_the_same_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Coverage, and what is left to torch; only its model is found, not the whole graph."""
-
-    def half(x: Tensor) -> Tensor:
-        return torch.special.bessel_j0(x) + 1
-
-    x = torch.randn(3)
-    compiled(half, "onnxrt")(x)
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
+def test_graph_taken_in_part_is_found_with_torchs_calls(
+    monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """It is found as a whole, with its constants; the record says the same of what torch runs."""
+    pytest.importorskip(engine.replace("onnxrt", "onnxruntime"))
+    model, x, places = InPart(), torch.randn(3, 8), torch.tensor([1, 7, 0])
+    compiled(model, engine)(x, places)
     first = last().attempts[0]
+    assert any("bessel_j0" in line for line in first.engine["left_to_torch"])
+    no_autograd(monkeypatch)
     no_translation(monkeypatch)
-    torch.testing.assert_close(warm(half)(x), half(x))
+    f = warm(model, engine)
+    torch.testing.assert_close(f(x, places), model(x, places))
     again = last().attempts[0]
-    assert again.coverage == first.coverage == 0.5
-    assert again.engine == first.engine | {"artefacts": "model reused"}
+    assert again.coverage == first.coverage
+    assert again.engine == first.engine | {"artefacts": "graph reused"}
+    model.second.weight.mul_(2)
+    torch.testing.assert_close(f(x, places), model(x, places))
+
+
+@torch.no_grad()
+def test_graph_in_parts_is_not_found_where_autocast_is_on() -> None:
+    """AOTAutograd turns it off around what it made; a call of torch would compute otherwise."""
+    model, x, places = InPart(), torch.randn(3, 8), torch.tensor([1, 7, 0])
+    with torch.autocast("cpu"):
+        compiled(model, "onnxrt")(x, places)
+        expected = warm(model)(x, places)
+        assert recorded() != "graph reused"
+        torch.testing.assert_close(expected, model(x, places), atol=0.05, rtol=0.05)
+
+
+@torch.no_grad()
+def test_graph_in_parts_is_made_anew_where_its_source_has_moved() -> None:
+    """The record names places in the user's code, and they must be those of today."""
+    text = "def f(x):\n    return torch.special.bessel_j0(x) + 1\n"
+    x, places = torch.randn(3), []
+    for lines in (0, 2):
+        made: dict[str, Any] = {"torch": torch}
+        exec(compile("\n" * lines + text, __file__, "exec"), made)
+        torch.testing.assert_close(warm(made["f"])(x), torch.special.bessel_j0(x) + 1)
+        places += last().attempts[0].engine["left_to_torch"]
+    assert [line.rsplit(":", 1)[1] for line in places] == ["2", "4"]
 
 
 class Counts(nn.Module):
@@ -363,7 +405,7 @@ def test_outputs_share_memory_after_a_warm_start(
     source = x if function is given_back else a
     assert b.data_ptr() == source.data_ptr()
     assert torch.equal(a, torch.relu(x))
-    assert recorded() == "model reused"
+    assert recorded() == ("model" if function is given_back else "graph") + " reused"
 
 
 @torch.no_grad()

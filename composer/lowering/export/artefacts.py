@@ -2,7 +2,7 @@
 
 There are three kinds of artefacts: which operators the exporter can translate
 (:mod:`composer.lowering.export.vocabulary`), the ONNX models of regions
-(:mod:`composer.lowering.export.onnx`), and which model a whole captured graph becomes
+(:mod:`composer.lowering.export.onnx`), and what a whole captured graph becomes
 (:mod:`composer.lowering.export.whole`). The key of each is a digest of a text of everything that it
 was made from. Without such a text (:class:`composer.graphs.written.Unsayable`) the artefact is made
 again in every process. No artefact holds code or the value of a weight, and nothing is ever

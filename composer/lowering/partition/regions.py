@@ -385,11 +385,24 @@ def _partition(
 
 def _fuse(graph: FunctionalGraph, parts: Sequence[dict[torch.fx.Node, Any]]) -> dict[str, Region]:
     """Replace the nodes of each part by one call, and return the parts as graphs of their own."""
-    gm = graph.gm
-    # By name, since fuse_by_partitions() creates every node of the graph again (torch 2.13).
-    position = {node.target: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    fuse_by_partitions(gm, list(parts), prefix=_PREFIX, always_return_tuple=True)
-    gm.recompile()
+    fuse_by_partitions(graph.gm, list(parts), prefix=_PREFIX, always_return_tuple=True)
+    graph.gm.recompile()
+    return called_regions(graph.gm, graph.weights, graph.witnesses)
+
+
+def called_regions(
+    gm: torch.fx.GraphModule,
+    weights: Mapping[int, torch.Tensor],
+    witnesses: Mapping[int, torch.Tensor],
+) -> dict[str, Region]:
+    """Return the regions that a graph calls, by name.
+
+    Args:
+        gm: The graph. Its modules are the regions.
+        weights: Its weights, by position among its placeholders.
+        witnesses: Their witnesses, by the same positions.
+    """
+    position = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     regions: dict[str, Region] = {}
     for call in gm.graph.find_nodes(op="call_module"):
         region = gm.get_submodule(call.target)
@@ -398,13 +411,13 @@ def _fuse(graph: FunctionalGraph, parts: Sequence[dict[torch.fx.Node, Any]]) -> 
         constants: dict[int, torch.Tensor] = {}
         for index, source in enumerate(call.args):
             if source.op == "placeholder":
-                inputs[index] = position[source.target]
+                inputs[index] = position[source]
             elif source.op == "get_attr":
                 constants[index] = constant_at(gm, source)
         regions[call.target] = Region(
             region,
-            weights=_of_inputs(graph.weights, inputs),
-            witnesses=_of_inputs(graph.witnesses, inputs),
+            weights=_of_inputs(weights, inputs),
+            witnesses=_of_inputs(witnesses, inputs),
             constants=constants,
             rewritten=in_place.rewritten(region),
         )
