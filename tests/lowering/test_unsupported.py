@@ -15,7 +15,7 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -1037,7 +1037,8 @@ LATER = {torch.ops.aten.rsub.Scalar: needs_torch("2.13", "the exporter is right"
 """Where the entry is for newer versions than the oldest."""
 
 
-def cases_of(table: Mapping[str, str], entries: Operators) -> Iterator[Any]:
+def cases_of(table: Mapping[str, str], entries: Callable[[], Operators]) -> Iterator[Any]:
+    """The cases of a table, with the function that returns the entries of today."""
     for case, names in table.items():
         for name in names.split():
             operator = functools.reduce(getattr, name.split("."), torch.ops.aten)
@@ -1049,12 +1050,12 @@ def cases_of(table: Mapping[str, str], entries: Operators) -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore:.*(in beta|is deprecated|degrees of freedom):UserWarning")
 @pytest.mark.parametrize(
     ("entries", "operator", "case"),
-    [*cases_of(NEEDED, operators()), *cases_of(NEEDED_HERE, entries())],
+    [*cases_of(NEEDED, operators), *cases_of(NEEDED_HERE, entries)],
 )
 def test_entries_are_still_needed(entries, operator, case: str, monkeypatch) -> None:
     """Without the operator's decomposition the case gives other results, or is not taken."""
-    plain = dataclasses.replace(entries[operator], decompose=None)
-    monkeypatch.setitem(entries, operator, plain)
+    plain = dataclasses.replace(entries()[operator], decompose=None)
+    monkeypatch.setitem(entries(), operator, plain)
     alike = case.removeprefix("no dimensions: ")
     package, version = MENDED.get(operator, ("onnxruntime", None))
     with fault_of(package, before=version), pytest.raises(AssertionError):
@@ -1079,7 +1080,7 @@ def without_translation_of(operator, monkeypatch) -> None:
 
 
 @upstream
-@pytest.mark.parametrize(("entries", "operator", "case"), [*cases_of(TRANSLATED, operators())])
+@pytest.mark.parametrize(("entries", "operator", "case"), [*cases_of(TRANSLATED, operators)])
 def test_translations_are_still_needed(entries, operator, case: str, monkeypatch) -> None:
     """With the exporter's own the case gives other results, or is not taken."""
     without_translation_of(operator, monkeypatch)
