@@ -132,6 +132,19 @@ class Backend(ABC):
             Refusal: usually ``unavailable``; the text says what would help.
         """
 
+    def stricter(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return options with which the engine computes more as eager does.
+
+        They are used after ``verify`` found numbers that are off, where the policy says ``retry``.
+
+        Args:
+            options: The candidate's options.
+
+        Returns:
+            ``None`` if the engine has no such setting, or if the options are as strict already.
+        """
+        return None
+
     @abstractmethod
     def build(self, request: BuildRequest) -> Build | Callable[..., Any]:
         """Compile the graph of the request.

@@ -17,6 +17,14 @@ from composer.passes.within_aotautograd import LatePasses
 from composer.records import Stage
 from composer.registry import unknown_among
 
+_STRICT = {
+    "numerics": "strict",
+    "emulate_precision_casts": True,
+    "max_fusion_size": 1,
+    "pattern_matcher": False,
+}
+"""Settings of Inductor that keep it close to eager. The first is new in torch 2.14."""
+
 
 class InductorBackend(Backend):
     """The same code path as ``torch.compile(model)``: same caches, freezing and CUDA graphs.
@@ -44,6 +52,12 @@ class InductorBackend(Backend):
             _torch.inductor.inductor_config(None, dict(options))
         except RuntimeError as error:
             raise OptionError(f"backend 'inductor': {error}") from error
+
+    def stricter(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the options without fusion, rewrites and shortcuts in low precision."""
+        known = _torch.inductor.inductor_options()
+        strict = {**options, **{name: _STRICT[name] for name in _STRICT if name in known}}
+        return None if strict == options else strict
 
     def build(self, request: BuildRequest) -> Build:
         """Compile with the settings of ``mode``; the candidate's options take precedence.

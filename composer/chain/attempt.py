@@ -171,8 +171,32 @@ def _acceptable(
 ) -> tuple[Callable[..., Any], Bounds | None]:
     """Build and verify the candidate; return its callable, and how far its numbers may be off.
 
-    Tentatively, in low precision, the largest part of the graph whose numbers hold is computed so.
-    With several ranks it is the whole graph or nothing, because ranks might find different parts.
+    If its numbers are off, it is built once more with stricter settings, where the policy wants
+    that and the engine has such settings.
+    """
+    known = dict(under_way.facts.extra)
+    try:
+        return _in_parts(under_way, fingerprint)
+    except Refusal as refusal:
+        stricter = under_way.entry.stricter
+        if refusal.reason not in _OFF or stricter is None:
+            raise
+        known["retried_after"] = first_line(str(refusal))
+    options = stricter.candidate.options
+    known["stricter"] = {
+        name: value for name, value in options.items() if under_way.options.get(name) != value
+    }
+    under_way.entry, under_way.facts = stricter, BuildFacts(extra=known)
+    return _in_parts(under_way, fingerprint)
+
+
+def _in_parts(
+    under_way: _UnderWay, fingerprint: Fingerprint
+) -> tuple[Callable[..., Any], Bounds | None]:
+    """Build and verify the candidate, tentatively in low precision.
+
+    Then the largest part of the graph whose numbers hold is computed so. With several ranks it is
+    the whole graph or nothing, because ranks might find different parts.
     """
     parts = _parts(under_way, fingerprint)
     part, known = next(parts), dict(under_way.facts.extra)

@@ -47,6 +47,8 @@ class ChainEntry:
         tentative: True if it serves only if its numbers hold. The same candidate in fp32 is next.
         in_sandbox: True if this process is a sandbox, or a sandbox has run it on this graph.
         stays_here: True if the policy says that no sandbox is to build it (``isolate = false``).
+        retries: True if the engine is built once more, with stricter settings, if its numbers are
+            off.
         bounds_in_low: ``bounds`` for a graph that was rewritten to low precision. A graph without a
             product of float32 is not rewritten, and has ``bounds`` even in bf16.
     """
@@ -64,6 +66,7 @@ class ChainEntry:
     tentative: bool = False
     in_sandbox: bool = False
     stays_here: bool = False
+    retries: bool = False
     bounds_in_low: LowPrecisionBounds | None = None
 
     @property
@@ -84,6 +87,14 @@ class ChainEntry:
     def low(self) -> LowPrecision | None:
         """The precision of the candidate, if that is below float32."""
         return None if self.precision == "fp32" else self.precision
+
+    @property
+    def stricter(self) -> ChainEntry | None:
+        """The candidate with stricter settings; ``None`` if it has none, or must not use them."""
+        options = self.backend.stricter(self.candidate.options)
+        if not self.retries or self.low is not None or options is None:
+            return None
+        return replace(self, candidate=self.candidate.model_copy(update={"options": options}))
 
     @property
     def is_torchs(self) -> bool:
@@ -164,6 +175,7 @@ def _entries(candidate: Candidate, policy: Policy, cache: Cache) -> Iterator[Cha
         cache=cache,
         terms=policy.terms(candidate),
         freeze=policy.freeze,
+        retries=policy.verify.retry,
         stays_here=_is_written(candidate, policy)
         and not _limits(candidate, policy, backend).isolate,
     )

@@ -234,6 +234,11 @@ class Verify(Worded):
     atol: AtLeastZero | None = None
     """The absolute tolerance. The default depends on the dtype."""
 
+    retry: bool = False
+    """True has an engine whose numbers are off built once more with stricter settings, if it has
+    such settings: ONNX Runtime with fewer rewrites, OpenVINO for accuracy, Inductor without
+    fusion."""
+
     @property
     def bounds(self) -> Bounds:
         """How far numbers may be off."""

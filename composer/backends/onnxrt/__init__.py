@@ -42,6 +42,8 @@ from composer.backends.onnxrt.settings import Settings
 from composer.backends.onnxrt.tails import keep_tails
 from composer.backends.onnxrt.widening import widen
 
+_STRICT = {"graph_optimization_level": "basic"}
+
 
 class OnnxRuntimeEngine(OnnxEngine[Settings]):
     """Runs inference and training on the CPU and CUDA. Torch runs what ONNX cannot express.
@@ -61,6 +63,11 @@ class OnnxRuntimeEngine(OnnxEngine[Settings]):
     def settings(self, options: Mapping[str, Any]) -> Settings:
         """Check names and values of the options, also those of providers and session entries."""
         return read_options(Settings, options, "onnxrt")
+
+    def stricter(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the options with rewrites that keep every digit, and no fusions."""
+        level = options.get("graph_optimization_level")
+        return None if level in ("disable", "basic") else {**options, **_STRICT}
 
     def require(self, devices: Sequence[torch.device]) -> None:
         """Refuse without the packages, the device, or a build of ONNX Runtime for the device."""

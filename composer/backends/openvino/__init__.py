@@ -55,6 +55,12 @@ class OpenVinoEngine(OnnxEngine[Settings]):
         """Check names and values of options, including OpenVINO's own properties."""
         return read_options(Settings, options, "openvino")
 
+    def stricter(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the options for accuracy, in float32, and with NaN kept."""
+        config = {**options.get("config", {}), "EXECUTION_MODE_HINT": "ACCURACY"}
+        strict = {**options, "config": config, "precision": "fp32", "keeps_nan": True}
+        return None if strict == options else strict
+
     def facts(self, build: OnnxBuild[Settings]) -> BuildFacts:
         """Return version, device, and if NaN is kept; refuse if the device is not here."""
         library.require_device(build.settings.device)
