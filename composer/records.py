@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -256,6 +257,17 @@ class Attempt:
         if timing:
             engine["timing"] = timing
         return dataclasses.replace(self, engine=engine, timing=timing)
+
+    def raised(self, status: Status, reason: Reason, message: str, error: BaseException) -> Attempt:
+        """Return an attempt that was accepted, and that an exception has ended since."""
+        return dataclasses.replace(
+            self,
+            status=status,
+            reason=reason,
+            message=message,
+            error_type=type(error).__name__,
+            traceback="".join(traceback.format_exception(error)),
+        )
 
     @property
     def accepted(self) -> bool:

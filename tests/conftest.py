@@ -118,6 +118,13 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.fixture
+def inference() -> Iterator[None]:
+    """Grad mode is off, as where a program only runs a model."""
+    with torch.no_grad():
+        yield
+
+
 @pytest.fixture(scope="session")
 def interpreter() -> Interpreter:
     """A Python in which torch and composer are there already."""

@@ -4,7 +4,8 @@ Torch may rename or remove a private name in any release. There are three kinds 
 
 - Composer cannot work without the names in :data:`ESSENTIAL`. If one is missing, the import of
   composer fails with a message.
-- The engines that read ONNX cannot work without the names in :data:`ESSENTIAL_FOR_ONNX`.
+- The engines that read ONNX cannot work without some others, and are ``unavailable`` without them
+  (``tests/_torch/test_torch_names.py`` lists them).
 - Any other name belongs to one feature. The function that uses the name declares it by the
   decorator :func:`optional`. If the name is missing, that function does less, and ``composer
   doctor`` and the record say which feature is off.
@@ -47,29 +48,6 @@ ESSENTIAL: Mapping[str, str] = {
     "torch.utils._pytree:tree_unflatten": "outputs that are nested",
 }
 """The names that composer cannot work without, and what each is used for."""
-
-ESSENTIAL_FOR_ONNX: Mapping[str, str] = {
-    "torch._dynamo.backends.common:aot_autograd": "functional graphs, and backwards",
-    "torch._decomp:decomposition_table": "what ONNX has no operator for",
-    "torch._prims_common:compute_elementwise_output_logical_to_physical_perm": "layouts",
-    "torch._prims_common:suggest_memory_format": "layouts",
-    "torch.onnx._internal._lazy_import:onnxscript_apis": "the exporter",
-    "torch.onnx._internal.exporter._building:_get_or_create_constant": "the exporter",
-    "torch.onnx._internal.exporter._core:_exported_program_to_onnx_program": "the exporter",
-    "torch.onnx._internal.exporter._decomp:get_onnx_implemented_overloads": "the exporter",
-    "torch.onnx._internal.exporter._fx_passes:remove_assertion_nodes": "the exporter",
-    "torch.onnx._internal.exporter._registration:ONNXRegistry.from_torchlib": "the exporter",
-    "torch.onnx._internal.exporter._registration:logger": "the exporter",
-    "torch.onnx._internal.fx.passes.type_promotion:TypePromotionTable": "the exporter",
-    "torch.onnx._internal.fx.passes.type_promotion:_TypePromotionInterpreter": "the exporter",
-}
-"""The names that the engines that read ONNX cannot work without. If one is missing, these engines
-are ``unavailable``."""
-
-OF_OLDER_RELEASES: Mapping[str, str] = {
-    "torch.fx._symbolic_trace:_is_fx_tracing_flag": "torch before 2.14, for all threads alike",
-}
-"""Names that only the given releases have. They are read only where they exist."""
 
 
 @dataclass(frozen=True)

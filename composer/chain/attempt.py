@@ -150,15 +150,8 @@ def run_once(tried: Tried, request: GraphRequest) -> Tried:
     except BaseException as error:  # noqa: BLE001  # becomes a record in the caller
         control_flow.pass_on(error)
         message = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
-        attempt = dataclasses.replace(
-            tried.attempt,
-            status=Status.FAILED,
-            reason=Reason.RAISED_AT_RUNTIME,
-            message=message,
-            error_type=type(error).__name__,
-            traceback="".join(traceback.format_exception(error)),
-        )
-        return Tried(attempt, None, error, tried.passes)
+        failed = tried.attempt.raised(Status.FAILED, Reason.RAISED_AT_RUNTIME, message, error)
+        return Tried(failed, None, error, tried.passes)
     return tried
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -193,14 +192,8 @@ class Successors:
                 engine, status=error.status, reason=error.reason, message=at
             )
         else:
-            ended = dataclasses.replace(
-                engine,
-                status=Status.FAILED,
-                reason=Reason.RAISED_AT_RUNTIME,
-                message=f"{what} {at}",
-                error_type=type(error).__name__,
-                traceback="".join(traceback.format_exception(error)),
-            )
+            reason = Reason.RAISED_AT_RUNTIME
+            ended = engine.raised(Status.FAILED, reason, f"{what} {at}", error)
 
         def with_failure(attempts: Attempts) -> Iterator[Attempt]:
             return (ended if each is engine else each for each in attempts)

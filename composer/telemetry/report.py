@@ -48,9 +48,9 @@ class Report:
     """Functions and modules that were compiled, but of which Dynamo captured no graph; ``None`` if
     that is not known."""
     untried: tuple[str, ...] = ()
+    """Engines that are installed but were not tried."""
     under_way: tuple[Step, ...] = ()
     """What is being compiled or measured now, also in the background."""
-    """Engines that are installed but were not tried."""
 
     def __str__(self) -> str:
         """Return a text with every graph, the engine that serves it, and its attempts."""

@@ -17,10 +17,27 @@ from composer import _torch
 from composer._torch import names
 
 FOLDER = Path(_torch.__file__).parent
+FOR_ONNX = {
+    "torch._dynamo.backends.common:aot_autograd": "functional graphs, and backwards",
+    "torch._decomp:decomposition_table": "what ONNX has no operator for",
+    "torch._prims_common:compute_elementwise_output_logical_to_physical_perm": "layouts",
+    "torch._prims_common:suggest_memory_format": "layouts",
+    "torch.onnx._internal._lazy_import:onnxscript_apis": "the exporter",
+    "torch.onnx._internal.exporter._building:_get_or_create_constant": "the exporter",
+    "torch.onnx._internal.exporter._core:_exported_program_to_onnx_program": "the exporter",
+    "torch.onnx._internal.exporter._decomp:get_onnx_implemented_overloads": "the exporter",
+    "torch.onnx._internal.exporter._fx_passes:remove_assertion_nodes": "the exporter",
+    "torch.onnx._internal.exporter._registration:ONNXRegistry.from_torchlib": "the exporter",
+    "torch.onnx._internal.exporter._registration:logger": "the exporter",
+    "torch.onnx._internal.fx.passes.type_promotion:TypePromotionTable": "the exporter",
+    "torch.onnx._internal.fx.passes.type_promotion:_TypePromotionInterpreter": "the exporter",
+}
+"""The names without which the engines that read ONNX are ``unavailable``, and their uses."""
+OF_OLDER_RELEASES = {"torch.fx._symbolic_trace:_is_fx_tracing_flag"}  # before 2.14
 KNOWN = {
     *names.ESSENTIAL,
-    *names.ESSENTIAL_FOR_ONNX,
-    *names.OF_OLDER_RELEASES,
+    *FOR_ONNX,
+    *OF_OLDER_RELEASES,
     *(name for feature in names.FEATURES for name in feature.names),
 }
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from common import compiled, last
+from common import compiled, in_threads, last
 from spies import Spy, cancels, error, layers, told
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
@@ -268,11 +267,7 @@ def test_threads_share_an_engine() -> None:
     call()
     with torch.no_grad():
         module[0].weight.mul_(-1)
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    in_threads(lambda _: call(), range(4))
     assert len(off) == 5
     assert max(off) < 0.02
 

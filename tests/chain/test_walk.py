@@ -19,7 +19,7 @@ from typing import Any
 import engines
 import pytest
 import torch
-from common import compiled, last
+from common import compiled, in_threads, last
 from engines import honest
 from torch._dynamo.exc import BackendCompilerFailed, SkipFrame, TensorifyScalarRestartAnalysis
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -747,11 +747,7 @@ def test_two_threads_compile_at_once() -> None:
             if not torch.allclose(f(x), function(x)):
                 wrong.append((scale, size))
 
-    threads = [threading.Thread(target=work, args=(scale,)) for scale in (2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, (2, 3))
     assert wrong == []
     assert {r.chosen for r in composer.reports()} == {"honest"}
 
@@ -801,11 +797,7 @@ def test_calls_are_counted_from_many_threads() -> None:
     f = compiled(cosine, "eager")
     x = torch.ones(2)
     f(x)
-    threads = [threading.Thread(target=lambda: [f(x) for _ in range(500)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: [f(x) for _ in range(500)], range(4))
     assert last().runtime.calls == 2001
     assert last().runtime.calls == 2001
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import engines
 import pytest
 import torch
-from common import compiled, last, needs_torch
+from common import compiled, in_threads, last, needs_torch
 from torch.nn import functional
 
 from composer.backends.base import Backend, Build, BuildRequest
@@ -300,11 +299,7 @@ def test_threads_whose_engines_fail_in_turn_are_all_answered() -> None:
         except Exception as error:  # noqa: BLE001  # handed to the thread that waits
             errors.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    in_threads(lambda _: work(), range(8))
     assert errors == []
     assert last().chosen == "eager"
     assert [a.status for a in last().attempts] == ["failed"] * 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,7 @@ from composer.lowering.decompositions import decompositions
 from composer.lowering.export.onnx import _settle_casts, to_onnx
 from composer.lowering.operators.fused import fusions
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.no_grad():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 
 @pytest.fixture

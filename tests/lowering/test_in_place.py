@@ -12,15 +12,9 @@ from composer.graphs import sharing
 from composer.lowering import in_place
 from composer.lowering.loaded import BoundRegion
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 ENGINES = ("onnxrt", "openvino")
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.no_grad():
-        yield
 
 
 def index_copy(cache, at, new):

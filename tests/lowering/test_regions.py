@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from typing import Any
 
 import pytest
 import torch
-from common import compiled, last, needs_torch
+from common import compiled, in_threads, last, needs_torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import composer
@@ -18,13 +17,7 @@ from composer.lowering.devices import devices_of, elsewhere
 from composer.lowering.partition.regions import is_compute
 from composer.testing import FakeBackend
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.no_grad():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 
 def bessel_in_the_middle(x, w):
@@ -298,11 +291,7 @@ def test_one_compiled_graph_serves_several_threads() -> None:
                 if not torch.allclose(run(x), torch.tanh(x @ w) @ w, atol=1e-4, rtol=1e-4):
                     wrong.append(seed)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert wrong == []
 
 

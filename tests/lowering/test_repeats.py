@@ -9,15 +9,9 @@ from torch.nn import functional
 
 from composer.lowering.export import onnx
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 ENGINES = ("onnxrt", "openvino")
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

@@ -16,13 +16,7 @@ from composer.lowering.partition import by_trial
 from composer.lowering.weights import bindings
 from composer.lowering.weights.statistics import find_witnesses
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.no_grad():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 from typing import Any
 
 import pytest
+from common import in_threads
 from successors import EAGER, FakeSuccessors
 
 from composer.records import Runtime
@@ -70,11 +70,7 @@ def test_each_call_of_several_threads_is_answered_once(seed: int) -> None:
             if given.answers != outputs or len(outputs) != (not given._version):
                 chain.faults.append(f"{fault}: {outputs}, answered by {given.answers}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert chain.faults == []
     assert runtime.calls == 240
     assert runtime.fallbacks > 0

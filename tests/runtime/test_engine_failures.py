@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import compiled, in_child, last
+from common import compiled, in_child, in_threads, last
 from prometheus_client import CollectorRegistry
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointError, checkpoint
@@ -479,11 +479,7 @@ def test_threads_are_all_answered() -> None:
             if not torch.equal(f(x), x.sin()):
                 wrong.append("value")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(8))
     assert wrong == []
     assert last().chosen == "second"
     assert second.compiles == 1
@@ -514,11 +510,7 @@ def test_engines_that_fail_in_several_threads_at_once_leave_torch_as_it_was() ->
             except RuntimeError as error:
                 errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert errors == []
     assert [f(x).shape for f in graphs] == [x.shape] * 4
 
@@ -856,11 +848,7 @@ def test_retries_in_threads_are_one() -> None:
             if not torch.equal(f(x), x.sin()):
                 wrong.append("value")
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert wrong == []
     assert engine.compiles >= 2
     assert engine.compiles == sum(a.backend == "engine" for a in last().attempts)

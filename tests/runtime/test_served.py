@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from common import ROOT, in_child
+from common import ROOT, in_child, in_threads
 from successors import EAGER, FakeSuccessors
 
 from composer.records import Runtime
@@ -203,14 +203,7 @@ def assert_whole(program: Program) -> None:
 def test_no_walk_of_several_threads_breaks_a_promise(seed: int) -> None:
     """One engine is installed at a time, the record names it, and what it replaced is let go."""
     program = Program(FakeSuccessors(seed))
-    threads = [
-        threading.Thread(target=walk, args=(program, 100 * seed + number, 60))
-        for number in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda number: walk(program, 100 * seed + number, 60), range(4))
     assert_whole(program)
     program.call()
     assert_whole(program)

@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 import signal
+import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ def in_child(do: Callable[[], object]) -> int:
             traceback.print_exc()
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_threads(work: Callable[[Any], object], arguments: Iterable[Any]) -> None:
+    """Call ``work`` with each of the arguments, in threads that all run at once, until they end."""
+    threads = [threading.Thread(target=work, args=(each,)) for each in arguments]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
 
 
 def last() -> composer.CompileReport:

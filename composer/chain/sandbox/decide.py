@@ -112,16 +112,11 @@ def _require_memory(request: GraphRequest) -> None:
 
 @dataclass
 class _Deciding:
-    """A decision that is being made.
+    """A decision that is being made. Its other attributes are arguments of :func:`decide`.
 
     Attributes:
-        request: The graph.
         entries: The chain. Candidates that have ended a sandbox are barred.
-        shared: The passes of the later stages.
         settings: The settings of the decision, for the sandbox.
-        beside: The surroundings of the call that the inputs are from, if the program runs
-            meanwhile.
-        is_wanted: Asked again and again; when it says False, the sandbox is ended.
         ended: The records of candidates that have ended a sandbox, by their places.
         place: The candidate that is tried now, or :data:`MEASURING`; ``None`` for none yet.
         began: When that began.

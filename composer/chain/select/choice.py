@@ -6,7 +6,6 @@ Engines that are not chosen are released: an outcome refers to one compiled call
 from __future__ import annotations
 
 import dataclasses
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -178,15 +177,8 @@ def _raised(each: Tried, error: BaseException) -> Tried:
     refusal = Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, message)
     if isinstance(error, Refusal):
         refusal = error
-    attempt = dataclasses.replace(
-        each.attempt,
-        status=refusal.status,
-        reason=refusal.reason,
-        message=text_of(refusal),
-        error_type=type(error).__name__,
-        traceback="".join(traceback.format_exception(error)),
-    )
-    return Tried(attempt, None, error)
+    ended = refusal.status, refusal.reason, text_of(refusal)
+    return Tried(each.attempt.raised(*ended, error), None, error)
 
 
 def _timed(each: Tried, timing: str | dict[str, Any]) -> Tried:

@@ -12,17 +12,19 @@ import torch
 from composer.lowering.operators.convolution import of_length
 from composer.lowering.operators.entry import Function, Operator, Operators
 from composer.lowering.operators.guards import are_known
+from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
 
 
 def entries() -> Operators:
     """The entries of this module."""
-    return {
+    written_out = {
         aten.avg_pool2d_backward.default: Operator(avg_pool_backward(2)),
         aten.avg_pool3d_backward.default: Operator(avg_pool_backward(3)),
         aten._adaptive_avg_pool2d_backward.default: Operator(adaptive_avg_pool_backward),
     }
+    return lying_as_in_eager(written_out)
 
 
 def avg_pool_backward(dims: int) -> Function:
@@ -56,7 +58,7 @@ def avg_pool_backward(dims: int) -> Function:
         else:
             grad = _over_lengths(grad, along, counted=count_include_pad)
         spread = _spread(grad.reshape(-1, 1, *counts), along)
-        return _laid_out_as(spread.reshape(x.shape), x)
+        return spread.reshape(x.shape)
 
     return spread_over_windows
 
@@ -125,14 +127,7 @@ def adaptive_avg_pool_backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
     window = height // rows, width // columns
     spread = (grad / math.prod(window)).unsqueeze(-2).unsqueeze(-1)
     spread = spread.expand(*grad.shape[:-2], rows, window[0], columns, window[1])
-    return _laid_out_as(spread.reshape(x.shape), x)
-
-
-def _laid_out_as(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    if x.dim() != 4 or x.is_contiguous():
-        return grad
-    is_channels_last = x.is_contiguous(memory_format=torch.channels_last)
-    return grad.contiguous(memory_format=torch.channels_last) if is_channels_last else grad
+    return spread.reshape(x.shape)
 
 
 def _are_known(grad: torch.Tensor, x: torch.Tensor) -> bool:

@@ -26,13 +26,7 @@ from composer.graphs.capture import read_request
 from composer.lowering.export.onnx import to_onnx
 from composer.system.distribution import install
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.no_grad():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 
 def mlp() -> torch.nn.Sequential:

@@ -15,18 +15,12 @@ import composer
 from composer.backends.onnxrt import kernels, library
 from composer.backends.onnxrt.native import why_not_native
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool)
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.no_grad():
-        yield
 
 
 def check(function, *args, chosen: str = "onnxrt", **options) -> None:

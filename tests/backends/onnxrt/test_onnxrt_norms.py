@@ -12,13 +12,7 @@ from torch import Tensor
 
 from composer.backends.onnxrt import session
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.no_grad():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 
 @pytest.fixture

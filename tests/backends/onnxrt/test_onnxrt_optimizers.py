@@ -11,13 +11,7 @@ from composer.backends.onnxrt import session
 from composer.errors import FallbackWarning
 
 pytest.importorskip("onnxruntime", reason="the engine itself")
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.no_grad():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 
 def padded(pool, *pads):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +16,10 @@ from composer import _torch
 from composer.backends.onnxrt import session
 from composer.lowering.operators import operators
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inference")]
 
 ops = torch.ops.quantized_decomposed
 IMAGES = torch.randn(2, 16, 28, 28, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(autouse=True)
-def _inference() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def rounded(x: Tensor, scale: float, zero: int = 0, least: int = -128, most: int = 127) -> Tensor:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from common import in_child
+from common import in_child, in_threads
 
 from composer.errors import SandboxRefusal
 from composer.system.subprocesses import NONE, Limits, ask, servers, serving
@@ -296,11 +296,7 @@ def test_threads_ask_at_once(tmp_path: Path) -> None:
     def question(number: int) -> None:
         answers[number] = look_around(bytes(number))
 
-    threads = [threading.Thread(target=question, args=(each,)) for each in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(question, range(3))
     assert {number: answer["size"] for number, answer in answers.items()} == {
         number: number for number in range(3)
     }

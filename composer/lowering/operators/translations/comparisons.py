@@ -10,7 +10,8 @@ ONNX counts negative indices from the end. Torch does so in indexing only: in ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,29 +176,21 @@ def embedding(
     return op.Gather(weight, checked(indices))
 
 
-def index_select(self: TTensor, dim: int, index: TTensor) -> TTensor:
-    """``aten.index_select``."""
-    return core.aten_index_select(self, dim, checked(index))
+def indexed(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Torchlib's translation of an operator whose third argument is an index, with that checked."""
+
+    @functools.wraps(plain)
+    def translation(x: Any, dim: int, index: Any, *others: Any, **named: Any) -> Any:
+        return plain(x, dim, checked(index), *others, **named)
+
+    return translation
 
 
-def gather(self: TTensor, dim: int, index: TTensor, sparse_grad: bool = False) -> TTensor:
-    """``aten.gather``."""
-    return core.aten_gather(self, dim, checked(index))
-
-
-def scatter(self: TTensor, dim: int, index: TTensor, src: TTensor) -> TTensor:
-    """``aten.scatter.src``."""
-    return core.aten_scatter_src(self, dim, checked(index), src)
-
-
-def scatter_value(self: TTensor, dim: int, index: TTensor, value: float) -> TTensor:
-    """``aten.scatter.value``."""
-    return core.aten_scatter_value(self, dim, checked(index), value)
-
-
-def scatter_add(self: TTensor, dim: int, index: TTensor, src: TTensor) -> TTensor:
-    """``aten.scatter_add``."""
-    return core.aten_scatter_add(self, dim, checked(index), src)
+index_select = indexed(core.aten_index_select)
+gather = indexed(core.aten_gather)
+scatter = indexed(core.aten_scatter_src)
+scatter_value = indexed(core.aten_scatter_value)
+scatter_add = indexed(core.aten_scatter_add)
 
 
 def scatter_reduce(
