@@ -7,13 +7,15 @@ fields of :class:`CompileReport` and its parts are also the texts of the committ
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import json
 import math
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
@@ -303,6 +305,10 @@ class Counters:
     """The last error at run time; empty if there was none."""
     seconds: float = 0.0
     """Estimated host time of all calls. The first 16 calls are timed, then one in 16."""
+    waits: int = 0
+    """How often a call waited for a choice, or for an engine, after the compile."""
+    waited: float = 0.0
+    """How long these calls waited, in seconds."""
 
 
 class Runtime:
@@ -323,6 +329,8 @@ class Runtime:
         "seconds",
         "tick",
         "verified",
+        "waited",
+        "waits",
     )
 
     def __init__(self, start: Counters = Counters()) -> None:  # it is frozen
@@ -334,6 +342,8 @@ class Runtime:
         self.verified = start.verified
         self.last_error = start.last_error
         self.seconds = start.seconds
+        self.waits = start.waits
+        self.waited = start.waited
 
     def __repr__(self) -> str:
         return f"Runtime({self.read()})"
@@ -354,6 +364,17 @@ class Runtime:
         with self._lock:
             self.seconds += seconds
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count a call that waits for a choice or for an engine, and the time of this context."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.waits += 1
+                self.waited += time.perf_counter() - began
+
     def failed(self, error: BaseException, *, answered: bool = False) -> None:
         """Keep the error of a call, and count a fallback if eager ``answered`` the call."""
         with self._lock:
@@ -367,7 +388,8 @@ class Runtime:
 
     def read(self) -> Counters:
         """Return the present counters."""
-        return Counters(self.calls, self.fallbacks, self.verified, self.last_error, self.seconds)
+        others = (getattr(self, each.name) for each in dataclasses.fields(Counters)[1:])
+        return Counters(self.calls, *others)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

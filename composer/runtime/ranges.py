@@ -203,7 +203,8 @@ class Ranges:
             if self._successors.in_background:
                 self._successors.begin_selection(args, self._first.graph.is_wanted, self._tell)
             else:
-                self._tell(self._successors.decide(args))
+                with self._runtime.waiting():
+                    self._tell(self._successors.decide(args))
         except BaseException as error:
             with self._lock:
                 self._asked.discard(size)  # if this is an interruption, another call chooses
@@ -273,7 +274,8 @@ class Ranges:
         if decision is None:
             return
         try:
-            graph, successors = self._successors.sibling(decision, args)
+            with self._runtime.waiting():
+                graph, successors = self._successors.sibling(decision, args)
         except BaseException as error:
             with self._lock:
                 self._to_load[place] = decision  # if this is an interruption, another call builds

@@ -543,7 +543,7 @@ class ServedGraph:
         An error of the compile is recorded on the way out.
         """
         try:
-            with self._beside():
+            with self._beside(), self._runtime.waiting():
                 run = self.advance(args)
         except BaseException as error:
             control_flow.pass_on(error)

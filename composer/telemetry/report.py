@@ -92,10 +92,13 @@ class Report:
 
     def _waits(self) -> str:
         """Return a text such as ``" (calls waited 2 times, 1.34 s in all)"``; empty if unknown."""
-        waits = [graph.waited for graph in self.graphs if graph.waited is not None]
-        if not waits:
+        for_compiles = [graph.waited for graph in self.graphs if graph.waited is not None]
+        later = [graph.runtime.read() for graph in self.graphs]
+        times = len(for_compiles) + sum(each.waits for each in later)
+        if not times:
             return ""
-        return f" (calls waited {counted(len(waits), 'time')}, {sum(waits):.2f} s in all)"
+        seconds = sum(for_compiles) + sum(each.waited for each in later)
+        return f" (calls waited {counted(times, 'time')}, {seconds:.2f} s in all)"
 
     def _details(self, graph: CompileReport) -> Iterable[str]:
         """Return lines to add below the tables of a graph."""

@@ -19,6 +19,7 @@ from composer.errors import LateCompileWarning
 from composer.records import CompileReport, LateCompile
 from composer.telemetry.late_compiles import KEPT_FUNCTIONS, SETTLED_CALLS, SETTLED_SECONDS
 from composer.telemetry.prometheus import PrometheusSink
+from composer.testing import FakeBackend
 
 
 class Clock:
@@ -192,6 +193,20 @@ def test_record_says_how_long_the_call_waited() -> None:
     waits = [report.waited for report in composer.reports()]
     assert all(report.waited > report.seconds for report in composer.reports())
     assert f" (calls waited 2 times, {sum(waits):.2f} s in all), served by: honest 2" in str(
+        composer.report()
+    )
+
+
+def test_calls_that_wait_for_another_engine_are_counted_too() -> None:
+    """The second engine is built at the call after the first has failed."""
+    f, x = compiled(torch.sin, FakeBackend("raises", at=2), honest), torch.ones(3)
+    for _ in range(4):
+        assert torch.equal(f(x), x.sin())
+    counters = last().runtime.read()
+    assert (counters.fallbacks, counters.waits) == (1, 1)
+    waited = counters.waited + last().waited
+    assert 0.0 < counters.waited < waited
+    assert f" (calls waited 2 times, {waited:.2f} s in all), served by: honest 1" in str(
         composer.report()
     )
 
