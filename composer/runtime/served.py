@@ -218,6 +218,7 @@ class ServedGraph:
             self.decided(decision)  # if this is an interruption, the next call follows it
             control_flow.pass_on(error)
             self._decision = None
+            self.is_chosen = True  # nothing else is to come
             raise
         self.order = built.order
         self._take(built)

@@ -10,6 +10,7 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from common import ROOT, in_child, in_threads
@@ -104,6 +105,19 @@ def test_decision_for_eager_changes_nothing() -> None:
     program.decide(None)
     assert program.call() == [EAGER]
     assert program.served.state is State.EAGER
+
+
+def test_choice_that_cannot_be_followed_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error reaches the call, and no later call waits for the choice."""
+    program = Program(FakeSuccessors(), first=None)
+    program.served.is_chosen = False
+    refused = Mock(side_effect=ValueError("a pass failed"))
+    monkeypatch.setattr(program.successors, "follow", refused)
+    program.decide(2)
+    with pytest.raises(ValueError, match="a pass failed"):
+        program.call()
+    assert program.served.is_chosen
+    assert program.call() == [EAGER]
 
 
 def test_decision_is_followed_although_the_engine_fails_before() -> None:
