@@ -116,6 +116,8 @@ def serve(
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
     eager = EagerFallback(case.request, case.resolved.shared)
     waits = background.is_asked(case.request, case.resolved)
+    if waits or case.resolved.builds_apart:
+        _torch.floats.specialize_floats(gm)
     with backward.watched() as backwards:
         outcome = _pending(case, eager) if waits else _walk(case, eager)
     report = _publish(case, outcome, time.perf_counter() - started)

@@ -432,6 +432,7 @@ def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
     """
     with contextlib.ExitStack() as settings:
         settings.enter_context(_torch.aot.backward_lowering_at_once())
+        settings.enter_context(_torch.floats.without_restart(request.gm))
         if not backend.runs_shared_passes:
             settings.enter_context(_torch.aot.without_donated_buffers())
         if request.training and writes.reads_what_it_wrote(request.gm):

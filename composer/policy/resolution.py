@@ -74,6 +74,14 @@ class Resolved:
     disregarded: str = ""
     lock: ForLock | None = None
 
+    @property
+    def builds_apart(self) -> bool:
+        """True if a sandbox may build a whole candidate before this process does."""
+        if self.policy.select.by == "fastest" and not any(each.stays_here for each in self.entries):
+            return True
+        apart = (each for each in self.entries if each.limits.isolate)
+        return not all(each.backend.isolates_itself for each in apart)
+
 
 def resolve(
     graph: Facts,

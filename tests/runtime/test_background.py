@@ -135,6 +135,47 @@ def test_eager_answers_until_the_choice_is_loaded_at_one_call(sandbox: Sandbox) 
     assert last().attempts[1].engine["built_apart"] == {"seconds": 2.0}
 
 
+class Scaled(torch.nn.Module):
+    """A float that a kernel takes as a number, and one that a tensor may stand for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 0.3
+
+    def forward(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(x, x, x, scale=self.scale) * factor
+
+
+def test_floats_that_kernels_take_are_constants_of_what_the_sandbox_gets(sandbox: Sandbox) -> None:
+    """AOTAutograd would have Dynamo capture the graph anew, which a sandbox cannot do."""
+    sandbox.decides(0)
+    model, x = Scaled(), torch.randn(2, 3, 4, 8)
+    f = beside(model, FakeBackend(), dynamic=True)
+    for factor in (0.5, 1.5, 2.5):
+        torch.testing.assert_close(f(x, factor), model(x, factor))
+    settle()
+    assert len(composer.reports()) == 1  # the other float is still an input
+    (inputs,) = sandbox.inputs
+    assert [each for each in inputs if isinstance(each, torch.Tensor) and not each.dim()] == [1.5]
+    model.scale = 0.7
+    torch.testing.assert_close(f(x, 2.5), model(x, 2.5))
+    assert len(composer.reports()) == 2
+
+
+@SLOW
+def test_graph_with_floats_is_measured_in_a_sandbox() -> None:
+    """By an engine that AOTAutograd prepares the graph for."""
+    model, x = Scaled(), torch.randn(2, 3, 4, 8)
+    f = beside(model, "onnxrt", dynamic=True)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(f(x, 1.5), model(x, 1.5))
+        settle(5 * WAIT)
+        torch.testing.assert_close(f(x, 1.5), model(x, 1.5))
+    assert isinstance(last().attempts[0].timing, dict), last().attempts[0].timing
+
+
 def test_graph_that_is_called_once_needs_no_engine(sandbox: Sandbox) -> None:
     """Nothing is built for it anywhere."""
     beside(torch.sin, FakeBackend())(torch.ones(2))
