@@ -87,6 +87,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/warm.py --models bert,gpt2,resnet --json bench/results/warm.json
 	$(BIN)/python bench/choosing.py --load 0 --json bench/results/choosing.json
 	$(BIN)/python bench/guards.py --json bench/results/guards.json
+	$(BIN)/python bench/guards.py --engine openvino --json bench/results/guards_openvino.json
 	$(BIN)/python bench/generation.py --json bench/results/generation.json
 	$(BIN)/python bench/onnxrt.py --json bench/results/onnxrt.json
 	$(BIN)/python bench/onnxrt.py --parts halves --json bench/results/halves.json

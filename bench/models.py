@@ -1,4 +1,4 @@
-"""How fast, how right and how large the ten public models run, by engine and by composer.
+"""How fast, how right and how large the public models run, by engine and by composer.
 
 Each model runs in eager mode, through Inductor (its defaults, max-autotune, freezing), on ONNX
 Runtime and OpenVINO called by themselves and as the one engine of composer's chain, through the
@@ -321,7 +321,7 @@ def wished(options: argparse.Namespace) -> Wish:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        description="Time eager, Inductor, native engines and composer on ten public models.",
+        description="Time eager, Inductor, native engines and composer on public models.",
         epilog="Exit status: 0, or 1 if any variant of any model failed.",
     )
     add = parser.add_argument

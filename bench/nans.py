@@ -1,4 +1,4 @@
-"""What it costs that OpenVINO keeps NaN (``keeps_nan``), on the ten public models in float32.
+"""What it costs that OpenVINO keeps NaN (``keeps_nan``), on the public models in float32.
 
 Both builds of a model run in one process, in interleaved rounds::
 

@@ -5,7 +5,7 @@ compile of the same graph beside it,
 
 - five passes that match nothing, that rewrite a tenth of the operations each, and that rewrite
   half of them each;
-- canonical ATen made from it, and from each of ten public models, in milliseconds a node.
+- canonical ATen made from it, and from each of the public models, in milliseconds a node.
 """
 
 from __future__ import annotations

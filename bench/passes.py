@@ -1,4 +1,4 @@
-"""What each pass that ships does for the ten public models, engine by engine.
+"""What each pass that ships does for the public models, engine by engine.
 
 Every model runs without passes, with each pass that matches it by itself, and with all of them;
 compiled side by side in one process and timed in interleaved rounds, under ``torch.no_grad()`` and
@@ -201,7 +201,7 @@ def rows_of(
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="Time composer's own passes on ten models.")
+    parser = argparse.ArgumentParser(description="Time composer's own passes on public models.")
     every = ", ".join(zoo.MODELS)
     parser.add_argument("--models", type=model_names, default=list(zoo.MODELS), help=f"of {every}")
     names = PASSES.names()

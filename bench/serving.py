@@ -1,6 +1,6 @@
 """The models of ``bench/gpu.py`` at serving sizes, and what each should give, in float64.
 
-The ten public models of :mod:`zoo` need transformers. Two written with torch alone stand in where
+The public models of :mod:`zoo` need transformers. Two written with torch alone stand in where
 it is not there.
 """
 

@@ -47,14 +47,21 @@ def choosing(record: Record) -> str:
 
 
 def guards(record: Record) -> str:
-    """What calls take by the guards that are left, over the engine by itself."""
+    """What calls take with one layer less and less, over the engine by itself, and the parts."""
     rows = [
         (model, name, f"{found['milliseconds'][name]['median_ms']:.2f}", ratio(each))
         for model, found in record["models"].items()
         for name, each in found["ratios"].items()
     ]
-    headings = ("model", "guards", "median ms", "/ onnxruntime")
-    return f"{described(record)}\n\n{table(headings, rows)}"
+    headings = ("model", "variant", "median ms", f"/ {record['native']}")
+    names = dict.fromkeys(name for found in record["models"].values() for name in found["parts"])
+    parts = [
+        (model, *(f"{found['parts'][name]['median_ms'] * 1e3:,.0f}" for name in names))
+        for model, found in record["models"].items()
+    ]
+    tables = [described(record), table(headings, rows)]
+    tables += [table(("us a call", *names), parts, text=1)] if names else []
+    return "\n\n".join(tables)
 
 
 def generation(record: Record) -> str:

@@ -412,6 +412,12 @@ PARTS = (
         command="guards.py --json bench/results/guards.json",
     ),
     Part(
+        "docs/benchmarks/dynamos-guards.md",
+        "guards_openvino",
+        guards,
+        command="guards.py --engine openvino --json bench/results/guards_openvino.json",
+    ),
+    Part(
         "docs/benchmarks/generation.md",
         "generation",
         generation,

@@ -1,4 +1,4 @@
-"""The ten public models that the benches and the tests run on.
+"""The public models that the benches and the tests run on.
 
 Every model is a Hugging Face configuration with random weights, so nothing is downloaded. The
 full size of each is chosen for tens of milliseconds a call in eager mode on two cores; the tiny
@@ -94,6 +94,20 @@ def bert(tiny: bool) -> Example:
     return Example(PlainOutputs(model, "last_hidden_state", "pooler_output"), inputs)
 
 
+def distilbert(tiny: bool) -> Example:
+    """DistilBERT base, of 6 layers; one sequence of 128 tokens."""
+    width, heads, tokens = (32, 2, 16) if tiny else (768, 12, 128)
+    config = transformers.DistilBertConfig(
+        vocab_size=128 if tiny else 30522,
+        dim=width,
+        hidden_dim=4 * width,
+        n_heads=heads,
+        n_layers=2 if tiny else 6,
+    )
+    model = transformers.DistilBertModel(config)
+    return Example(PlainOutputs(model, "last_hidden_state"), token_ids(config.vocab_size, tokens))
+
+
 def gpt2(tiny: bool) -> Example:
     """GPT-2 small cut to 6 layers, with the language-model head; one sequence of 32 tokens."""
     width, heads, tokens = (32, 2, 16) if tiny else (768, 12, 32)
@@ -122,6 +136,22 @@ def llama(tiny: bool) -> Example:
         num_hidden_layers=2 if tiny else 6,
     )
     model = transformers.LlamaForCausalLM(config)
+    return Example(PlainOutputs(model, "logits"), token_ids(config.vocab_size, tokens))
+
+
+def qwen2(tiny: bool) -> Example:
+    """Qwen2.5-0.5B cut to 6 layers and 32,000 words, with its head; one sequence of 32 tokens."""
+    width, heads, tokens = (56, 7, 16) if tiny else (896, 14, 32)
+    config = transformers.Qwen2Config(
+        vocab_size=128 if tiny else 32000,
+        hidden_size=width,
+        intermediate_size=2 * width if tiny else 4864,
+        num_attention_heads=heads,
+        num_key_value_heads=1 if tiny else 2,
+        num_hidden_layers=2 if tiny else 6,
+        tie_word_embeddings=True,
+    )
+    model = transformers.Qwen2ForCausalLM(config)
     return Example(PlainOutputs(model, "logits"), token_ids(config.vocab_size, tokens))
 
 
@@ -220,6 +250,20 @@ def vit(tiny: bool) -> Example:
     return Example(PlainOutputs(model, "last_hidden_state", "pooler_output"), image(tiny))
 
 
+def dinov2(tiny: bool) -> Example:
+    """DINOv2 ViT-S/14 on one image of 224 x 224 pixels: 257 tokens of width 384."""
+    width, heads = (32, 2) if tiny else (384, 6)
+    config = transformers.Dinov2Config(
+        image_size=56 if tiny else 224,
+        patch_size=14,
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_hidden_layers=2 if tiny else 12,
+    )
+    model = transformers.Dinov2Model(config)
+    return Example(PlainOutputs(model, "last_hidden_state", "pooler_output"), image(tiny, 56))
+
+
 def mobilenet(tiny: bool) -> Example:
     """MobileNetV2 with its classifier, on one image of 224 x 224 pixels.
 
@@ -265,7 +309,8 @@ MODELS: Mapping[str, Callable[[bool], Example]] = MappingProxyType(
     {
         factory.__name__: factory
         for factory in (
-            bert, gpt2, llama, convnext, whisper_enc, swin, t5, resnet, vit, mobilenet
+            bert, gpt2, llama, convnext, whisper_enc, swin, t5, resnet, vit, mobilenet,
+            distilbert, dinov2, qwen2,
         )
     }
 )  # fmt: skip

@@ -134,11 +134,15 @@ def test_tables_of_starts_and_choices_say_what_was_measured(room: Any) -> None:
     assert "| 50 | 20.0 | 1.50 | 8% | 15% |" in page
 
 
-def test_table_of_guards_has_a_row_for_each_filter(room: Any) -> None:
-    """By model, with the ratio to the engine by itself."""
+def test_table_of_guards_has_a_row_for_each_variant(room: Any) -> None:
+    """By model, with the ratio to the engine by itself; then the parts, in microseconds."""
     found = {"milliseconds": {"none": {"median_ms": 7.25}}, "ratios": {"none": RATIO}}
-    page = room("start_tables").guards({"machine": MACHINE, "models": {"t5": found}})
+    found["parts"] = {"composer": {"median_ms": 0.0125}}
+    record = {"machine": MACHINE, "native": "openvino", "models": {"t5": found}}
+    page = room("start_tables").guards(record)
+    assert "| model | variant | median ms | / openvino |" in page
     assert "| t5 | none | 7.25 | 2.000 (1.900-2.200) |" in page
+    assert "| t5 | 12 |" in page
 
 
 def test_table_of_generation_has_a_row_for_each_engine(room: Any) -> None:

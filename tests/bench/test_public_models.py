@@ -1,4 +1,4 @@
-"""The ten public models whole: what is left to torch costs time long before it costs numbers."""
+"""The public models whole: what is left to torch costs time long before it costs numbers."""
 
 from __future__ import annotations
 

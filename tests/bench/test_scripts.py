@@ -244,15 +244,20 @@ def test_the_faults_bench_says_what_became_of_every_call(tmp_path: Path) -> None
     assert became["wrong_value", "later", True, "composer, verified"] != {"right": 6}
 
 
-def test_the_guards_bench_compares_each_filter_with_the_engine(tmp_path: Path) -> None:
-    """A ratio for each, and none for the engine by itself."""
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
+def test_the_guards_bench_leaves_out_layer_after_layer(engine: str, tmp_path: Path) -> None:
+    """A ratio for each variant, and none for the engine by itself; the parts make up the whole."""
     figures = tmp_path / "guards.json"
-    few = ("--tiny", "--models", "t5", "--rounds", "2", "--calls", "1")
+    few = ("--tiny", "--models", "t5", "--rounds", "1", "--calls", "1", "--engine", engine)
     run("bench/guards.py", *few, "--json", str(figures))
-    (found,) = json.loads(figures.read_text())["models"].values()
-    filters = ["all guards", "without modules'", "only tensors'", "none"]
-    assert list(found["ratios"]) == [*filters, "without Dynamo"]
-    assert list(found["milliseconds"]) == ["onnxruntime", *found["ratios"]]
+    record = json.loads(figures.read_text())
+    (found,) = record["models"].values()
+    filters = ["all guards", "without weights'", "without modules'", "only tensors'", "none"]
+    within = ["Dynamo", "composer", "AOTAutograd", "the check of weights"]
+    assert list(found["ratios"]) == [*filters, *(f"without {each}" for each in within)]
+    assert list(found["milliseconds"]) == [record["native"], *found["ratios"]]
+    parts = sum(each["median_ms"] for each in found["parts"].values())
+    assert parts == pytest.approx(found["milliseconds"]["all guards"]["median_ms"])
 
 
 def test_the_bench_of_generation_measures_each_engine(tmp_path: Path) -> None:

@@ -16,8 +16,14 @@ from composer.errors import FallbackWarning
 MODULES = torch.compiler.skip_guard_on_all_nn_modules_unsafe
 TENSORS = torch.compiler.keep_tensor_guards_unsafe
 ALL = torch.compiler.skip_all_guards_unsafe
+FILTERS = [MODULES, TENSORS, ALL]
 
 pytestmark = pytest.mark.slow
+
+
+def filtered(left_out) -> dict[str, object]:
+    """The option, if there is a filter."""
+    return {} if left_out is None else {"guard_filter_fn": left_out}
 
 
 def mean(x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +36,7 @@ def all_dropping() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(1.0)).eval()
 
 
-@pytest.mark.parametrize("left_out", [MODULES, TENSORS, ALL])
+@pytest.mark.parametrize("left_out", FILTERS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_weights_are_seen_without_guards(left_out, change) -> None:
     """By composer, which looks at bound weights itself."""
@@ -44,7 +50,7 @@ def test_changed_weights_are_seen_without_guards(left_out, change) -> None:
     assert [report.chosen for report in composer.reports()] == ["onnxrt"]
 
 
-@pytest.mark.parametrize("left_out", [MODULES, TENSORS, ALL])
+@pytest.mark.parametrize("left_out", FILTERS)
 def test_weights_that_lie_otherwise_in_their_memory_are_seen_by_refresh(left_out) -> None:
     """Their identity, address and version are as before; Dynamo's guards would have seen it."""
     model, x = torch.nn.Linear(8, 8), torch.randn(3, 8)
@@ -57,7 +63,54 @@ def test_weights_that_lie_otherwise_in_their_memory_are_seen_by_refresh(left_out
         torch.testing.assert_close(f(x), model(x))
 
 
-@pytest.mark.parametrize("left_out", [MODULES, TENSORS, ALL])
+@pytest.mark.parametrize(("left_out", "seen"), [(None, True), *((f, False) for f in FILTERS)])
+def test_fewer_rows_in_the_memory_of_a_weight_are_seen_by_guards_only(left_out, seen: bool) -> None:
+    """Identity, address and version are as before: this is what composer's own check misses."""
+    model, x = torch.nn.Linear(8, 8), torch.randn(3, 8)
+    f = compiled(model, "onnxrt", **filtered(left_out))
+    with torch.no_grad():
+        f(x)
+        for each in model.parameters():
+            each.data = each.data[:4]
+        assert (f(x).shape == model(x).shape) == seen
+
+
+@pytest.mark.parametrize("left_out", FILTERS)
+def test_weights_of_other_sizes_are_left_to_eager(left_out) -> None:
+    """The engine refuses them; the numbers are right where the graph has no size as a constant."""
+    model, x = torch.nn.Linear(8, 8), torch.randn(3, 8)
+    f = compiled(model, "onnxrt", guard_filter_fn=left_out)
+    with torch.no_grad():
+        f(x)
+        for name, each in dict(model.named_parameters()).items():
+            setattr(model, name, torch.nn.Parameter(each[:4].clone()))
+        with pytest.warns(FallbackWarning):
+            torch.testing.assert_close(f(x), model(x))
+
+
+@pytest.mark.parametrize(("left_out", "seen"), [(None, True), *((f, False) for f in FILTERS)])
+def test_a_weight_that_is_to_be_trained_again_is_seen_by_guards_only(left_out, seen: bool) -> None:
+    """Else it gets no gradient."""
+    model, x = torch.nn.Linear(8, 8), torch.randn(3, 8, requires_grad=True)
+    f = compiled(model.requires_grad_(False), "onnxrt", **filtered(left_out))
+    f(x)
+    model.requires_grad_(True)
+    f(x).sum().backward()
+    assert (model.weight.grad is not None) == seen
+
+
+@pytest.mark.parametrize("left_out", [None, *FILTERS])
+def test_a_hook_on_a_layer_is_not_seen(left_out) -> None:
+    """By default Dynamo has no guards on hooks (``skip_nnmodule_hook_guards``)."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.randn(3, 8)
+    f = compiled(model, "onnxrt", **filtered(left_out))
+    with torch.no_grad():
+        before = f(x)
+        model[0].register_forward_hook(lambda module, args, output: output + 1)
+        torch.testing.assert_close(f(x), before)
+
+
+@pytest.mark.parametrize("left_out", FILTERS)
 def test_training_mode_is_not_seen_without_guards_on_modules(left_out) -> None:
     """The answer is that of evaluation mode."""
     model, x = all_dropping(), torch.randn(3, 8)

@@ -108,7 +108,7 @@ def operators(found: Partition) -> list[str]:
     ("name", "precision"), [("bert", "fp32"), *thorough(("mobilenet", "fp16"))]
 )
 def test_a_public_model_is_taken_whole_and_built(trt, name, precision) -> None:
-    """One region, a real plan for a device that is not here. The bench does all ten."""
+    """One region, a real plan for a device that is not here. The bench does all of them."""
     import zoo
 
     module, inputs = zoo.build(name, tiny=True)
