@@ -64,7 +64,7 @@ def test_the_bench_of_eight_bits_compares_with_the_engines_own_tools(tmp_path: P
     assert (graph["precision"], graph["products_in_int8"]) == ("int8", 13)
     assert list(ours["faster_than"]) == ["onnxrt", "quantize_dynamic"]
     assert rows["onnxrt"]["error"] < 1e-4
-    assert 1e-4 < min(ours["error"], rows["quantize_dynamic"]["error"])
+    assert min(ours["error"], rows["quantize_dynamic"]["error"]) > 1e-4
     assert rows["fastest, int8 allowed"]["time"]["rounds"] == 2
 
 
