@@ -5,7 +5,9 @@ engine's own tool makes it: ``quantize_dynamic`` of ONNX Runtime, ``compress_wei
 OpenVINO. Two more variants let composer choose among the engines, with and without eight bits. All
 variants of a model are compiled in one process, and timed in interleaved rounds::
 
-    python bench/int8.py --models bert,vit --json bench/results/int8.json
+    python bench/int8.py --models bert,llama_step --json bench/results/int8.json
+
+``llama_step`` is Llama on one token, as in a step of text generation, without a cache.
 
 The errors are the largest differences from eager in float32, as a share of eager's largest number.
 They are those on inputs that no variant was compiled, calibrated or chosen with.
@@ -25,7 +27,7 @@ from typing import Any
 import torch
 import zoo
 from compiles import Outputs, first_line, flat, forget, own_code, positive, time_together
-from models import model_names
+from models import known_names
 from native_cpu import OnnxRuntime, OpenVino, exported
 from rich.console import Console
 from rich.table import Table
@@ -42,6 +44,9 @@ MOST_ERROR = 0.05
 """The ``max_error`` of the variants that choose."""
 UNSEEN = (1, 2, 3)
 """The seeds of the inputs on which errors are measured."""
+
+STEP = "_step"
+MODELS = (*zoo.MODELS, f"gpt2{STEP}", f"llama{STEP}")
 
 Run = Callable[..., Any]
 
@@ -118,8 +123,8 @@ NEEDS = {
 
 def bench(name: str, variants: Sequence[str], rounds: int, *, tiny: bool) -> dict[str, Any]:
     """Return the times, the errors and composer's facts of each variant of a model."""
-    module, inputs = zoo.build(name, tiny)
-    unseen = [zoo.build(name, tiny, seed).inputs for seed in UNSEEN]
+    module, inputs = built(name, 0, tiny=tiny)
+    unseen = [built(name, seed, tiny=tiny).inputs for seed in UNSEEN]
     references = [flat(module(**each)) for each in unseen]
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[], object]] = {}
@@ -146,6 +151,14 @@ def bench(name: str, variants: Sequence[str], rounds: int, *, tiny: bool) -> dic
     return rows
 
 
+def built(name: str, seed: int, *, tiny: bool) -> zoo.Example:
+    """Return a model of the zoo and its inputs, or the first token of them."""
+    module, inputs = zoo.build(name.removesuffix(STEP), tiny, seed)
+    if name.endswith(STEP):
+        inputs = {each: tensor[:, :1] for each, tensor in inputs.items()}
+    return zoo.Example(module, inputs)
+
+
 def prepared(variant: str, module: nn.Module, inputs: zoo.Inputs) -> tuple[Run, dict[str, Any]]:
     """Return a variant after its first call, and what composer's record says of it."""
     before = len(composer.reports())
@@ -163,6 +176,7 @@ def facts(report: Any) -> dict[str, Any]:
         "precision": served and served.precision,
         "products_in_fp32": served and served.products_in_fp32,
         "products_in_int8": engine.get("products_in_int8"),
+        "weights_in_int8": engine.get("weights_in_int8"),
         "not_in_int8": engine.get("not_in_int8"),
     }
 
@@ -207,30 +221,29 @@ def spread(ratio: dict[str, float]) -> str:
 
 def in_words(graph: dict[str, Any]) -> str:
     """Return who serves a graph, and what is in eight bits."""
-    products = graph["products_in_int8"]
-    counted = "" if products is None else f", {products} products in int8"
-    return f"{graph['chosen']} {graph['precision'] or ''}{counted}"
+    counts = [
+        f", {graph[f'{each}_in_int8']} {each} in int8"
+        for each in ("products", "weights")
+        if graph[f"{each}_in_int8"] is not None
+    ]
+    return f"{graph['chosen']} {graph['precision'] or ''}{''.join(counts)}"
 
 
-def known_variants(text: str) -> list[str]:
-    """Return the names in a list with semicolons between.
+def variant_names(text: str) -> list[str]:
+    """Return the names in a list with semicolons between."""
+    return known_names([name.strip() for name in text.split(";")], list(VARIANTS))
 
-    Raises:
-        ArgumentTypeError: a name is unknown.
-    """
-    names = [name.strip() for name in text.split(";")]
-    unknown = [name for name in names if name not in VARIANTS]
-    if unknown:
-        known = "; ".join(VARIANTS)
-        raise argparse.ArgumentTypeError(f"unknown: {'; '.join(unknown)}; known: {known}")
-    return names
+
+def model_names(text: str) -> list[str]:
+    """Return the names in a list with commas between."""
+    return known_names([name.strip() for name in text.split(",")], list(MODELS))
 
 
 def main() -> None:
     """Print a table for each model; ``--json PATH`` writes the figures as well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", type=model_names, default=list(zoo.MODELS), metavar="A,B")
-    parser.add_argument("--variants", type=known_variants, default=list(VARIANTS), metavar="A;B")
+    parser.add_argument("--models", type=model_names, default=list(MODELS), metavar="A,B")
+    parser.add_argument("--variants", type=variant_names, default=list(VARIANTS), metavar="A;B")
     parser.add_argument("--rounds", type=positive, default=15)
     parser.add_argument("--tiny", action="store_true", help="very small models: a quick check")
     parser.add_argument("--json", type=Path)
