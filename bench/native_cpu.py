@@ -12,6 +12,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from compiles import Outputs, first_line
@@ -55,9 +56,7 @@ class OnnxRuntime(Native):
         options = package.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         providers = ["CPUExecutionProvider"]
-        session = package.InferenceSession(
-            exported(self.module, inputs), options, providers=providers
-        )
+        session = package.InferenceSession(self.model(inputs), options, providers=providers)
         self.via = "torch.onnx.export"
 
         def run(inputs: Inputs) -> Outputs:
@@ -65,6 +64,10 @@ class OnnxRuntime(Native):
             return tuple(map(torch.from_numpy, session.run(None, feeds)))
 
         return run
+
+    def model(self, inputs: Inputs) -> bytes:
+        """The model that the session runs."""
+        return exported(self.module, inputs)
 
 
 class OpenVino(Native):
@@ -91,7 +94,7 @@ class OpenVino(Native):
                 log.debug("OpenVINO's converter: %s", first_line(error))
                 model = core.read_model(io.BytesIO(exported(self.module, inputs)))
                 self.via = "torch.onnx.export"
-        compiled = core.compile_model(model, "CPU", self.settings)
+        compiled = core.compile_model(self.prepared(model), "CPU", self.settings)
         took = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         self.via += f", in {took}"  # float32 where the processor has no bfloat16
         request = compiled.create_infer_request()
@@ -102,6 +105,10 @@ class OpenVino(Native):
             return tuple(torch.from_numpy(each) for each in found.to_tuple())
 
         return run
+
+    def prepared(self, model: Any) -> Any:
+        """The model that is compiled."""
+        return model
 
 
 def exported(module: nn.Module, inputs: Inputs) -> bytes:

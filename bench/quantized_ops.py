@@ -176,6 +176,13 @@ def of_int8_weight() -> Arguments:
     yield numbers(), integers(torch.int8, 5, COLUMNS), scales(5)
 
 
+def of_int4_weight() -> Arguments:
+    """Floats times a weight of four bits in groups of 32, in the layout of this processor."""
+    weight = torch.randint(0, 16, (64, COLUMNS), dtype=torch.int32)
+    packed = aten._convert_weight_to_int4pack_for_cpu(weight, 1)
+    yield numbers(), packed, COLUMNS, scales(1, 64, 2)
+
+
 _PT2E: dict[str, tuple[Any, Callable[[], Arguments]]] = {
     "quantize_per_tensor": (ops.quantize_per_tensor.default, by_number),
     "quantize_per_tensor_tensor": (ops.quantize_per_tensor.tensor, by_tensor),
@@ -201,6 +208,7 @@ _PT2E: dict[str, tuple[Any, Callable[[], Arguments]]] = {
 _PRODUCTS: dict[str, tuple[Any, Callable[[], Arguments]]] = {
     "_int_mm": (aten._int_mm.default, of_integers),
     "_weight_int8pack_mm": (aten._weight_int8pack_mm.default, of_int8_weight),
+    "_weight_int4pack_mm_for_cpu": (aten._weight_int4pack_mm_for_cpu.default, of_int4_weight),
 }
 
 

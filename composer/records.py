@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 LowPrecision = Literal["bf16", "int8"]
+Int8 = Literal["products", "weights"]
 """The precisions below float32 that the policy may ask for: bfloat16, and eight bits."""
 
 _DOCUMENTED = ConfigDict(

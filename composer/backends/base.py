@@ -18,7 +18,7 @@ from composer.errors import OptionError, refuse
 from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
 from composer.passes import digests
-from composer.records import GraphRequest, Reason, Status
+from composer.records import GraphRequest, Int8, Reason, Status
 from composer.registry import unknown_among
 from composer.system.distribution import version_of
 
@@ -85,9 +85,10 @@ class Backend(ABC):
     (:mod:`composer.graphs.low_precision`), the build computes the rest in float32. If ``False``,
     composer rewrites the graph where the policy wants ``bf16``."""
 
-    gains_by_int8: ClassVar[bool] = False
-    """True if the engine has kernels that multiply 8-bit numbers faster than float32. Only such an
-    engine is given the graph with quantized products where the policy wants ``int8``."""
+    gains_by_int8: ClassVar[Int8 | None] = None
+    """What the engine computes faster in eight bits than in float32: ``"products"`` of 8-bit
+    numbers, or products of few rows whose ``"weights"`` alone have eight bits. The policy's
+    ``int8`` quantizes that. An engine with neither computes in float32."""
 
     has_self_test: ClassVar[bool] = False
     """True if composer tries the engine on small graphs before its first use with the installed

@@ -222,8 +222,9 @@ def _parts(under_way: _UnderWay, fingerprint: Fingerprint) -> Iterator[tuple[int
     assert entry.bounds_in_low is not None
     if known := session.current().knowledge.recall(Part, fingerprint, entry.cache).fact:
         yield known.wide
-    in_order = entry.backend.chooses_precision
-    rounding = mixed_precision.Rounding(entry.low, entry.bounds_in_low, in_order)
+    in_order = entry.backend.chooses_precision and entry.low == "bf16"
+    int8 = entry.backend.gains_by_int8 or "products"
+    rounding = mixed_precision.Rounding(entry.low, entry.bounds_in_low, in_order, int8)
     yield from mixed_precision.parts(rounding, under_way.request, under_way.passes.shared)
 
 
@@ -265,7 +266,12 @@ def _narrowed(under_way: _UnderWay, wide: tuple[int, ...]) -> Narrow | None:
             raise Stays(NO_GAIN)
         marks = entry.backend.chooses_precision and precision == "bf16"
         narrowed = narrow(
-            under_way.request, precision, tentative=entry.tentative, marks=marks, wide=wide
+            under_way.request,
+            precision,
+            tentative=entry.tentative,
+            marks=marks,
+            wide=wide,
+            int8=entry.backend.gains_by_int8 or "products",
         )
     except Stays as stays:
         if entry.tentative:

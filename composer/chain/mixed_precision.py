@@ -15,6 +15,7 @@ layer's share of the error.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -31,7 +32,7 @@ from composer.chain.precision import Stays, narrow
 from composer.chain.verify import Run, run
 from composer.graphs.comparison import LowPrecisionBounds, is_inexact
 from composer.passes.resolve import SharedPasses
-from composer.records import GraphRequest, LowPrecision
+from composer.records import GraphRequest, Int8, LowPrecision
 from composer.system import control_flow
 
 _GROUPS = 32
@@ -61,11 +62,13 @@ class Rounding:
         bounds: How far numbers may be off.
         in_order: True to keep the first products of the graph. An engine that chooses its precision
             itself can only compute the rest of a graph in low precision.
+        int8: What the engine computes faster in eight bits.
     """
 
     precision: LowPrecision
     bounds: LowPrecisionBounds
     in_order: bool = False
+    int8: Int8 = "products"
 
 
 def parts(
@@ -114,7 +117,10 @@ class _Search:
         self._rounding = rounding
         self._request = request
         self._shared = shared
-        products = narrow(request, rounding.precision, tentative=True, marks=True).products
+        self._narrow = functools.partial(
+            narrow, request, rounding.precision, tentative=True, int8=rounding.int8
+        )
+        products = self._narrow(marks=True).products
         count = min(products, _GROUPS)
         ends = [step * products // count for step in range(count + 1)]
         self._groups = [range(*each) for each in itertools.pairwise(ends)]
@@ -131,7 +137,7 @@ class _Search:
         Raises:
             _NotMeasured: eager itself cannot be run, draws random numbers, or takes too long.
         """
-        key = self._rounding.bounds.share, self._rounding.precision, wide
+        key = self._rounding, wide
         if key not in self._errors:
             eager = self._eager = self._eager or self._run_of_eager()
             self._errors[key] = self._measured(wide, eager)
@@ -194,7 +200,7 @@ class _Search:
     def _measured(self, wide: tuple[int, ...], eager: Run) -> float:
         bounds = self._rounding.bounds
         try:
-            narrowed = narrow(self._request, self._rounding.precision, tentative=True, wide=wide)
+            narrowed = self._narrow(wide=wide)
             run = narrowed.around(self._fallback(narrowed.request))
             got = self._run(run).values
             errors = [_off(got[name], value, bounds) for name, value in eager.values.items()]

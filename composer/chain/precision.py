@@ -29,7 +29,7 @@ from composer.passes.canonical import to_aten
 from composer.passes.lower_precision import LowerPrecision, products_of
 from composer.passes.quantize_products import QuantizeProducts
 from composer.passes.resolve import SharedPasses
-from composer.records import GraphRequest, LowPrecision
+from composer.records import GraphRequest, Int8, LowPrecision
 
 
 class Stays(Exception):
@@ -62,6 +62,7 @@ def narrow(
     tentative: bool,
     marks: bool = False,
     wide: tuple[int, ...] = (),
+    int8: Int8 = "products",
 ) -> Narrow:
     """Return the graph with its products in low precision; copies of weights are made ahead.
 
@@ -73,15 +74,17 @@ def narrow(
         marks: For an engine that chooses the precision itself. The graph is not rewritten. If
             products stay wide, the nodes from the first product behind all of them on are marked.
         wide: The products that stay in float32, by their places among all products.
+        int8: What the engine computes faster in eight bits.
 
     Raises:
         Stays: there is nothing to gain, or nothing to rewrite.
     """
     if why := _why_not(request, precision, tentative=tentative):
         raise Stays(why)
-    gm, products = _rewritten(request, precision, wide)
+    gm, products = _rewritten(request, precision, wide, int8)
     if not marks:
-        return _with_copies(request, clones.clone_graph(gm), products)
+        made = _with_copies(request, clones.clone_graph(gm), products)
+        return dataclasses.replace(made, told=precision if precision == "int8" else "fp32")
     marked = _marked(request, max(wide) + 1) if wide else request
     return Narrow(marked, products, lambda compiled: compiled, told=precision)
 
@@ -114,18 +117,20 @@ Rewritten = tuple[torch.fx.GraphModule, int]
 """A graph, and how many of its products are in low precision."""
 
 
-def _rewritten(request: GraphRequest, precision: LowPrecision, wide: tuple[int, ...]) -> Rewritten:
+def _rewritten(
+    request: GraphRequest, precision: LowPrecision, wide: tuple[int, ...], int8: Int8
+) -> Rewritten:
     """Return the graph with all products except the ``wide`` ones in low precision.
 
     Raises:
         Stays: the graph cannot be rewritten.
     """
     known: dict[Any, Rewritten | str] = request.made_of_graph().setdefault("rewritten", {})
-    key = precision, wide
+    key = precision, wide, int8
     if key not in known:
         for part in [each for each in known if each[1]]:  # parts are tried in turn; keep the last
             del known[part]
-        known[key] = _rewrite(request, precision, wide)
+        known[key] = _rewrite(request, precision, wide, int8)
     found = known[key]
     if isinstance(found, str):
         raise Stays(found)
@@ -155,9 +160,9 @@ def copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
 
 
 def _rewrite(
-    request: GraphRequest, precision: LowPrecision, wide: tuple[int, ...]
+    request: GraphRequest, precision: LowPrecision, wide: tuple[int, ...], int8: Int8
 ) -> Rewritten | str:
-    lowering = LowerPrecision(wide) if precision == "bf16" else QuantizeProducts(wide)
+    lowering = LowerPrecision(wide) if precision == "bf16" else QuantizeProducts(wide, int8)
     passes = SharedPasses((lowering,))
     rewritten, (record,) = before_autograd.rewrite(request, passes, copy_at_aten)
     if record.error:
@@ -165,11 +170,16 @@ def _rewrite(
     if not record.matches:
         nested = any(isinstance(each, torch.fx.GraphModule) for each in request.gm.children())
         outside = " outside of nested graphs, such as the branches of torch.cond," if nested else ""
-        return f"it has no {_MEANT[precision]} of float32{outside} to compute in {precision}"
+        meant = _MEANT["bf16" if precision == "bf16" else int8]
+        return f"it has no {meant} of float32{outside} to compute in {precision}"
     return rewritten.gm, record.matches
 
 
-_MEANT = {"bf16": "product or convolution", "int8": "product with a weight"}
+_MEANT = {
+    "bf16": "product or convolution",
+    "products": "product with a weight",
+    "weights": "product of few rows with a weight",
+}
 
 
 def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int) -> Narrow:

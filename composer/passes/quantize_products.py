@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from composer.passes import ahead, metadata
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.lower_precision import products_of, without
+from composer.records import Int8
 
 aten = torch.ops.aten
 
@@ -27,6 +29,12 @@ _WEIGHTS = {
 }
 """By operator: the place of the weight among the operands, and the axis of its output channels. The
 operand in front of it is the activation."""
+
+_ADDED = {"aten::linear": "bias", "aten::addmm": "self"}
+"""By operator: what is added to the product."""
+
+_FEW_ROWS = 4
+"""Up to so many rows, a product takes as long as it takes to read a weight from memory."""
 
 _UINT8 = 0, 255
 _INT8 = -127, 127, torch.int8
@@ -52,9 +60,12 @@ class QuantizeProducts(GraphPass):
 
     Attributes:
         wide: Which of the products stay in float32, counted from the start of the graph.
+        kind: What is quantized. For ``"weights"`` it is the weights alone, of products with few
+            rows: their time is that of reading the weight.
     """
 
     wide: tuple[int, ...] = ()
+    kind: Int8 = "products"
 
     depends_on: ClassVar[tuple[str, ...]] = (
         *SHARED_MODULES,
@@ -63,24 +74,26 @@ class QuantizeProducts(GraphPass):
     )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
-        """Quantize the operands of each product."""
+        """Quantize the operands of each product, or its weight alone."""
         _torch.operators.load_quantizing()
-        quantizing = _Quantizing(gm.graph, Aliasing(gm))
-        chosen = list(self.chosen(without(products_with_weights(gm), self.wide)))
+        quantizing = _Quantizing(gm.graph, Aliasing(gm), self.kind)
+        chosen = list(self.chosen(without(products_with_weights(gm, self.kind), self.wide)))
         for product in chosen:
             quantizing.quantize(product)
         return len(chosen)
 
 
-def products_with_weights(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+def products_with_weights(gm: torch.fx.GraphModule, kind: Int8) -> list[torch.fx.Node]:
     """Return the products of a graph at stage ``aten`` that may be quantized, in graph order."""
-    return [node for node in products_of(gm) if _multiplies_weight(node)]
+    found = [node for node in products_of(gm) if _multiplies_weight(node)]
+    return found if kind == "products" else [node for node in found if _has_few_rows(node)]
 
 
 def _multiplies_weight(node: torch.fx.Node) -> bool:
     """Return True if the second factor of a product is a weight: a matrix among the inputs.
 
-    A product without elements is left alone, since none of them can be the largest.
+    A product without elements is left alone, since none of them can be the largest. So are those
+    for which engines have no kernel: a vector times a matrix, and what adds more than a bias.
     """
     place, _ = _WEIGHTS.get(_torch.operators.operator_name(node.target), (len(node.args), 0))
     if len(node.args) <= place:
@@ -88,10 +101,29 @@ def _multiplies_weight(node: torch.fx.Node) -> bool:
     x: Any = node.args[place - 1]
     weight: Any = node.args[place]
     is_weight = weight.op == "placeholder" and _torch.dynamo.is_static_input(weight)
-    if not is_weight or weight.meta["val"].dim() != 2:
+    if not is_weight or weight.meta["val"].dim() != 2 or x.meta["val"].dim() < 2:
+        return False
+    if _adds_more_than_a_bias(node):
         return False
     sizes = *x.meta["val"].shape, *weight.meta["val"].shape
     return 0 not in [each for each in sizes if isinstance(each, int)]
+
+
+def _adds_more_than_a_bias(product: torch.fx.Node) -> bool:
+    """Return True for ``addmm`` with factors, or if a number is not added to a whole column."""
+    name = _torch.operators.operator_name(product.target)
+    if name not in _ADDED:
+        return False
+    factors = {_torch.operators.argument(product, each) for each in ("alpha", "beta")}
+    bias = _torch.operators.argument(product, _ADDED[name])
+    is_bias = bias is None or bias.meta["val"].shape == product.meta["val"].shape[-1:]
+    return bool(factors - {1, None}) or not is_bias
+
+
+def _has_few_rows(product: torch.fx.Node) -> bool:
+    """Return True for a product of at most four rows; not if their number is dynamic."""
+    rows = product.meta["val"].shape[:-1]
+    return all(isinstance(each, int) for each in rows) and math.prod(rows) <= _FEW_ROWS
 
 
 @dataclass(frozen=True)
@@ -149,9 +181,10 @@ class _Quantizing:
     An activation that the graph writes to is quantized again for each product.
     """
 
-    def __init__(self, graph: torch.fx.Graph, aliasing: Aliasing) -> None:
+    def __init__(self, graph: torch.fx.Graph, aliasing: Aliasing, kind: Int8) -> None:
         self._graph = graph
         self._aliasing = aliasing
+        self._kind = kind
         self._activations: dict[torch.fx.Node, Any] = {}
         self._ops = torch.ops.quantized_decomposed
 
@@ -160,7 +193,8 @@ class _Quantizing:
         place, axis = _WEIGHTS[_torch.operators.operator_name(product.target)]
         args: list[Any] = list(product.args)
         with self._graph.inserting_before(product):
-            args[place - 1] = self._activation(args[place - 1], product)
+            if self._kind == "products":
+                args[place - 1] = self._activation(args[place - 1], product)
             args[place] = self._weight(args[place], axis, product)
         product.args = tuple(args)
 

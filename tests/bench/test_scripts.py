@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -46,6 +47,25 @@ def test_the_bench_of_size_ranges_compares_composer_with_the_best_engine(tmp_pat
         assert row["best"] in row["times"]
         assert row["over_best"]["median"] > 0
     assert [each["dynamic"] for each in found["served_by"]] == [True]
+
+
+def test_the_bench_of_eight_bits_compares_with_the_engines_own_tools(tmp_path: Path) -> None:
+    """The times, the errors on inputs that were not seen before, and what is in eight bits."""
+    figures = tmp_path / "int8.json"
+    variants = "onnxrt;onnxrt int8;quantize_dynamic;nncf;fastest, int8 allowed"
+    asked = ("--models", "vit", "--tiny", "--rounds", "2", "--variants", variants)
+    run("bench/int8.py", *asked, "--json", str(figures))
+    rows = json.loads(figures.read_text())["models"]["vit"]
+    assert list(rows) == variants.split(";")
+    missing = importlib.util.find_spec("nncf") is None
+    assert rows["nncf"].get("failed") == ("nncf is not installed" if missing else None)
+    ours = rows["onnxrt int8"]
+    (graph,) = ours["graphs"]
+    assert (graph["precision"], graph["products_in_int8"]) == ("int8", 13)
+    assert list(ours["faster_than"]) == ["onnxrt", "quantize_dynamic"]
+    assert rows["onnxrt"]["error"] < 1e-4
+    assert min(ours["error"], rows["quantize_dynamic"]["error"]) > 1e-4
+    assert rows["fastest, int8 allowed"]["time"]["rounds"] == 2
 
 
 def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:

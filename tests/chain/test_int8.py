@@ -17,6 +17,7 @@ from composer.backends.base import Backend, Build, BuildRequest
 from composer.passes import ahead
 from composer.passes.canonical import to_aten
 from composer.passes.quantize_products import QuantizeProducts
+from composer.records import Int8
 
 IN_INT8 = {"mode": "auto", "allow": ["int8"], "max_error": 0.05}
 MEASURED = {"by": "fastest", "seconds": 0.01}
@@ -25,11 +26,12 @@ MEASURED = {"by": "fastest", "seconds": 0.01}
 class Integers(Backend):
     """An engine with kernels for eight bits: eager. It remembers what it was given."""
 
-    gains_by_int8 = True
+    gains_by_int8: ClassVar[Int8 | None] = "products"
     given: ClassVar[list[list[torch.dtype]]] = []
 
     def build(self, request: BuildRequest) -> Build:
-        self.given.append([each.dtype for each in request.example_inputs])
+        tensors = filter(torch.is_tensor, request.example_inputs)
+        self.given.append([each.dtype for each in tensors])
         run = _torch.dynamo.lookup_backend("aot_eager")(request.gm, request.example_inputs)
         return Build(self.quick(run) if self.is_quantized else run)
 
@@ -46,7 +48,13 @@ class Integers(Backend):
 class Floats(Integers):
     """An engine without such kernels."""
 
-    gains_by_int8 = False
+    gains_by_int8 = None
+
+
+class Weights(Integers):
+    """An engine that gains by weights in eight bits, where few rows are multiplied."""
+
+    gains_by_int8 = "weights"
 
 
 class Recalls(Integers):
@@ -149,6 +157,61 @@ def test_a_product_without_elements_stays_in_float32(sizes: tuple[int, int]) -> 
     module.weight = nn.Parameter(torch.ones(3, sizes[1]))
     assert torch.equal(compiled(module, Integers, precision="int8")(x), module(x))
     assert told() == [("Integers", "fp32", "succeeded", None)]
+
+
+FACTORS = torch.randn(16, 16), torch.randn(16)
+OTHERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "a vector": lambda x, weight, bias: x[0] @ weight,
+    "a factor of the product": lambda x, weight, bias: torch.addmm(bias, x, weight, alpha=2),
+    "a factor of the bias": lambda x, weight, bias: torch.addmm(bias, x, weight, beta=0.5),
+    "a sum with a matrix": lambda x, weight, bias: torch.addmm(x, x, weight),
+    "a sum with a column": lambda x, weight, bias: torch.addmm(x[:, :1], x, weight),
+    "a sum with a number": lambda x, weight, bias: torch.addmm(bias[:1], x, weight),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_product_that_is_more_than_a_linear_layer_stays_in_float32(case: str) -> None:
+    """Engines have no kernel for it, so it would be rounded and still computed in float32."""
+    weight, bias = map(nn.Parameter, FACTORS)
+    x = torch.randn(4, 16)
+    got = compiled(lambda x: OTHERS[case](x, weight, bias), Integers, precision="int8")(x)
+    assert torch.equal(got, OTHERS[case](x, weight, bias))
+    assert told() == [("Integers", "fp32", "succeeded", None)]
+
+
+@pytest.mark.parametrize(("rows", "in_int8"), [(1, 2), (4, 2), (5, 0)])
+def test_weights_alone_are_given_in_eight_bits_for_few_rows(rows: int, in_int8: int) -> None:
+    """Only there does the time of a product depend on the bytes of its weight."""
+    module, x = layers(), torch.randn(rows, 32)
+    f = compiled(module, Weights, precision="int8")
+    assert (error(f(x), module(x)) > 0) is bool(in_int8)
+    assert Integers.given[-1].count(torch.int8) == in_int8
+    module[0].weight.mul_(-3)
+    assert error(f(x), module(x)) < 0.05
+    if not in_int8:
+        said = last().attempts[0].engine["not_in_int8"]
+        assert said == "it has no product of few rows with a weight of float32 to compute in int8"
+
+
+def test_rows_of_an_unknown_number_are_not_few() -> None:
+    """A weight stays in float32 if the number of rows is known only at a call."""
+    module, x = layers(), torch.randn(3, 32)
+    torch._dynamo.mark_dynamic(x, 0)
+    assert torch.equal(compiled(module, Weights, precision="int8")(x), module(x))
+    assert told() == [("Weights", "fp32", "succeeded", None)]
+
+
+def test_a_weight_with_few_rows_stays_in_float32_if_it_causes_the_error() -> None:
+    """The search measures what the engine would round: the weights, and no activation."""
+    torch.manual_seed(0)
+    module, x = layers().requires_grad_(False), torch.randn(4, 32)
+    module[2].weight[:, 0] *= 1e3  # the scale of a row leaves nothing of its other numbers
+    x = torch.zeros(4, 32)
+    module[0].bias[0] = -1e3  # GELU makes zero of the number that meets the large weights
+    compiled(module, Weights, precision=IN_INT8, select=MEASURED)(x)
+    first = last().attempts[0]
+    assert (first.precision, first.products_in_fp32) == ("int8", 1)
 
 
 @pytest.mark.parametrize("change", ["in_place", "data", "parameter"])

@@ -53,7 +53,7 @@ class OnnxRuntimeEngine(OnnxEngine[Settings]):
 
     title = "ONNX Runtime"
     has_self_test = True
-    gains_by_int8 = True
+    gains_by_int8 = "products"
     writes_as_the_graph = True
     packages = ("onnxruntime", "onnxruntime-gpu", "onnx", "onnxscript")
     modules = ("onnxruntime", "onnx", "onnxscript")

@@ -251,7 +251,7 @@ def _factors_of(node: onnx.NodeProto, values: Values) -> tuple[_Dequantized, _De
     """Return the factors of a product that the integer kernel can compute; else ``None``."""
     import onnx
 
-    if node.op_type not in ("MatMul", "Gemm") or not _is_plain(node, values):
+    if node.op_type not in ("MatMul", "Gemm") or not _is_plain(node):
         return None
     left = _dequantized(node.input[0], "Reshape", values)
     right = _dequantized(node.input[1], "Transpose", values)
@@ -263,19 +263,19 @@ def _factors_of(node: onnx.NodeProto, values: Values) -> tuple[_Dequantized, _De
     if right.numbers not in values.initializers or len(shape) != 2:
         return None
     columns = shape[1 if right.move is None else 0]
+    bias = "".join(node.input[2:])  # there may be none
+    if bias and values.types[bias].shape != (columns,):
+        return None
     return (left, right) if _count(right.scale, values) in (1, columns) else None
 
 
-def _is_plain(node: onnx.NodeProto, values: Values) -> bool:
-    """True for a ``MatMul``, and for a ``Gemm`` with a bias for each column and without factors."""
+def _is_plain(node: onnx.NodeProto) -> bool:
+    """True for a ``MatMul``, and for a ``Gemm`` without factors and transposed operands."""
     if node.op_type == "MatMul":
         return True
     given = attributes(node)
     usual = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
-    if usual | given != usual:
-        return False
-    bias = "".join(node.input[2:])  # there may be none
-    return not bias or len(values.types[bias].shape) == 1
+    return bool(usual | given == usual)
 
 
 def _dequantized(name: str, move: str, values: Values) -> _Dequantized | None:

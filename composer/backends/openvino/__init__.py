@@ -45,6 +45,7 @@ class OpenVinoEngine(OnnxEngine[Settings]):
     title = "OpenVINO"
     trains = False
     chooses_precision = True
+    gains_by_int8 = "weights"
     has_self_test = True
     writes_as_the_graph = True
     packages = ("openvino", "onnx", "onnxscript")

@@ -28,7 +28,10 @@ from composer.backends.openvino.model import precision_of, with_weights
 from composer.backends.openvino.settings import Settings
 from composer.backends.openvino.snippets import SEPARATE, config_for
 
-_HINTS = {"fp32": "f32", "bf16": "bf16"}
+_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
+
+_EXACT_ACTIVATIONS = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+"""On processors with VNNI, OpenVINO would round activations that meet a weight in eight bits."""
 
 
 def load(
@@ -68,7 +71,8 @@ def load(
         threads=_number(compiled, "INFERENCE_NUM_THREADS"),
         extra={} if streams is None else {"streams": streams},
     )
-    return Loaded(run=model.run, facts=facts, keeps=(compiled, *taken_in.values()))
+    sums = _weights_in_int8(compiled, taken_in)
+    return Loaded(run=model.run, facts=facts, sums=sums, keeps=(compiled, *taken_in.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,8 @@ def _config(settings: Settings, precision: str) -> dict[str, str]:
     config = {"PERFORMANCE_HINT": "LATENCY"}
     if settings.device == "CPU":
         config["INFERENCE_NUM_THREADS"] = str(settings.threads)
+        if precision in ("fp32", "bf16"):
+            config |= _EXACT_ACTIVATIONS
     if precision in _HINTS:
         config["INFERENCE_PRECISION_HINT"] = _HINTS[precision]
     return config | settings.config
@@ -187,6 +193,19 @@ def _require_precision(compiled: Any, config: Mapping[str, str]) -> None:
     if asked == "f32" and found != asked:
         what = f"asked OpenVINO to compute in {asked}, and it computes in {found}"
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
+
+
+def _weights_in_int8(compiled: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return how many products read their weight in eight bits, by the model that is run.
+
+    Nothing is returned for a model without 8-bit weights.
+    """
+    if not any(each.dtype in (torch.int8, torch.uint8) for each in weights.values()):
+        return {}
+    facts = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
+    products = [each for each in facts if each["layerType"].astype(str) == "FullyConnected"]
+    kinds = [each["runtimePrecision"].astype(str) for each in products]
+    return {"weights_in_int8": sum(kind in ("i8", "u8") for kind in kinds)}
 
 
 def _number(compiled: Any, key: str) -> int | None:

@@ -46,7 +46,7 @@ def read_region(model: OnnxRegion, build: OnnxBuild[Settings]) -> Any:
 
 
 def precision_of(model: OnnxRegion, build: OnnxBuild[Settings]) -> str:
-    """Return the precision to compute float32 in: ``"fp32"``, ``"bf16"`` or ``"default"``.
+    """Return the precision to compute float32 in; ``"int8"`` is float32 with weights of 8 bits.
 
     The option takes precedence over the policy, but for a region that has to keep float32.
     """

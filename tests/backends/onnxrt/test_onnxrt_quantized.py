@@ -120,6 +120,28 @@ class Layer(nn.Module):
         return ops.dequantize_per_tensor(ops.quantize_per_tensor(y, *how), *how)
 
 
+class Shifted(nn.Module):
+    """A product of quantized numbers, to which one number is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 127, (24, 100), dtype=torch.int8))
+        self.number = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *UINT8), *UINT8)
+        given = self.weight, torch.ones(24), torch.zeros(24).long(), 0, -128, 127, torch.int8
+        return torch.addmm(self.number, x, ops.dequantize_per_channel(*given).t())
+
+
+def test_a_bias_for_all_columns_is_added() -> None:
+    """ONNX Runtime's integer product takes a bias with a number for each column, and no other."""
+    model, x = Shifted(), torch.randn(16, 100)
+    found = compiled(model, "onnxrt")(x)
+    assert last().chosen == "onnxrt"
+    torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-2)
+
+
 def run_at_the_ends(layer: Layer, *sizes: int) -> tuple[Tensor, Tensor, int]:
     """The layer's result by ONNX Runtime and in eager, and the number of products in int8."""
     x = torch.full(sizes, 9.0)
