@@ -96,7 +96,7 @@ class Kept:
             dumped = ""
             if dumps is not None:
                 folder = dumps.path / f"graph-{request.number}"
-                case.write(folder, _policy_file(case.facts["policy"]))
+                case.write(folder, policy_file(case.facts["policy"]))
                 dumped = str(folder)
         except Exception as error:  # noqa: BLE001  # recorded where an engine goes wrong
             control_flow.pass_on(error)
@@ -174,7 +174,7 @@ def write(
     packages = () if backend is None else backend.packages
     found = {**case.facts["versions"], **versions(packages)}
     title = f"{candidate['backend']} on a graph{ended}."
-    texts = {"run.py": program(case, title, candidate), **_policy_file(case.facts["policy"])}
+    texts = {"run.py": program(case, title, candidate), **policy_file(case.facts["policy"])}
     case.write(folder, texts, candidate=candidate, title=title, versions=found)
 
 
@@ -251,7 +251,8 @@ def _engine_lines(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
     return [f"return torch.compile(graph, backend={backend}, {arguments})"]
 
 
-def _policy_file(policy: Mapping[str, Any]) -> dict[str, str]:
+def policy_file(policy: Mapping[str, Any]) -> dict[str, str]:
+    """Return the file of a policy, by its name."""
     return {"policy.toml": tomli_w.dumps({"version": 1, "defaults": dict(policy)})}
 
 

@@ -106,13 +106,13 @@ def _judged(
 ) -> int:
     """Run both, and print how they differ."""
     try:
-        expected = _values(graph(), inputs(), lambda module: module, settings)
+        expected = values_of(graph(), inputs(), lambda module: module, settings)
     except Exception:  # noqa: BLE001  # it is printed
         traceback.print_exc()
         return UNKNOWN
     exact = _exact_values(graph(), inputs(), settings)
     try:
-        got = _values(graph(), inputs(), engine, settings)
+        got = values_of(graph(), inputs(), engine, settings)
     except BaseException as error:  # noqa: BLE001  # an engine may also end the process by SystemExit
         traceback.print_exc()
         _say(f"the engine raises {type(error).__name__}")
@@ -128,7 +128,7 @@ def _judged(
     return WRONG if differences else RIGHT
 
 
-def _values(
+def values_of(
     module: torch.nn.Module,
     inputs: list[Any],
     engine: Callable[[torch.nn.Module], Callable[..., Any]],
@@ -180,7 +180,7 @@ def _exact_values(module: torch.nn.Module, inputs: list[Any], settings: Settings
     double = [_in_float64(each) for each in inputs]
     try:
         plain = Settings(grad=settings.grad)
-        return _values(copy.deepcopy(module).double(), double, lambda each: each, plain)
+        return values_of(copy.deepcopy(module).double(), double, lambda each: each, plain)
     except Exception:  # noqa: BLE001  # such as an operator that asks for float32
         return {}
 
