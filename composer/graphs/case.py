@@ -41,6 +41,7 @@ FORM = 1
 
 _LONGEST = 64
 _OWN = ("torch", "_operator", "builtins", "math")
+_OPERATORS = ("aten", "prims", "higher_order")
 
 
 @dataclass(frozen=True)
@@ -300,10 +301,11 @@ def _is_word(text: str, target: Any) -> bool:
     """Return True if a text can only be a word of torch's own, such as ``"trunc"``."""
     if "/" in text or "\\" in text or len(text) > _LONGEST:
         return False
-    if isinstance(target, _torch.operators.OpOverload):
-        return target.namespace in ("aten", "prims")
     if isinstance(target, str):  # a method of a tensor
         return True
+    namespace = _torch.operators.operator_namespace(target)
+    if namespace:
+        return namespace in _OPERATORS
     return str(getattr(target, "__module__", "")).partition(".")[0] in _OWN
 
 

@@ -69,7 +69,7 @@ def main(
         settings: How the graph runs.
     """
     if sys.argv[1:2] == [_CHILD]:
-        code = _judged(graph, inputs, engine, settings)
+        code = judged(graph, inputs, engine, settings)
         Path(sys.argv[2]).write_text(str(code))
         sys.exit(code)
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _judged(
+def judged(
     graph: Callable[[], torch.nn.Module],
     inputs: Callable[[], list[Any]],
     engine: Callable[[torch.nn.Module], Callable[..., Any]],

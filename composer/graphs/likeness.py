@@ -27,6 +27,9 @@ _TELLING_NOTHING = {
 _SAMPLE = 64
 """As many values are looked at before all of them are."""
 
+_EIGHTHS = 8
+"""A share is told in eighths."""
+
 _MOST_POSITIONS = 1 << 24
 """The largest range from which distinct integers are drawn."""
 
@@ -42,12 +45,12 @@ def like(value: torch.Tensor) -> tuple[str, ...]:
     values = value.detach().flatten()
     if not values.numel():
         return ()
-    if values.dtype is torch.bool:
-        return (f"of={tuple(torch.unique(values).tolist())}",)
     if not values.is_complex():
         kept = _kept(values)
+        if len(kept) == 2:
+            return (_as_tuple(kept), f"share={_share(values, _TELLING_NOTHING[kept[1]])}")
         if kept:
-            return (f"of=({', '.join(kept)},)",)
+            return (_as_tuple(kept),)
     if values.is_floating_point() or values.is_complex():
         return _like_floats(values)
     return _like_integers(values)
@@ -58,6 +61,16 @@ def like_number(value: float) -> float:
     if not value or not math.isfinite(value):
         return value
     return math.copysign(2.0 ** round(math.log2(abs(value))), value)
+
+
+def _as_tuple(texts: list[str]) -> str:
+    return f"of=({', '.join(texts)},)"
+
+
+def _share(values: torch.Tensor, number: float) -> float:
+    """Return about how many of the values are a number, as a share that is neither 0 nor 1."""
+    share = float((values.double() == number).double().mean())
+    return min(max(round(share * _EIGHTHS), 1), _EIGHTHS - 1) / _EIGHTHS
 
 
 def _kept(values: torch.Tensor) -> list[str]:

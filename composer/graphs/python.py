@@ -40,7 +40,12 @@ def given(place, drawn):
     is_number = dtype.is_floating_point or dtype.is_complex
     low, count = like.get("low", 0), like.get("high", 0) - like.get("low", 0) + 1
     if "of" in like:
-        values = torch.tensor(like["of"])[torch.randint(len(like["of"]), (size,), generator=draw)]
+        share = like.get("share", 0.5)
+        values = torch.tensor(like["of"])
+        chosen = torch.randint(len(values), (size,), generator=draw)
+        if len(values) == 2:
+            chosen = (torch.rand(size, generator=draw) < share).long()
+        values = values[chosen]
     elif "std" in like:
         kind = torch.complex64 if dtype.is_complex else torch.float32
         values = torch.randn(size, generator=draw, dtype=kind) * like["std"] + like["mean"]
