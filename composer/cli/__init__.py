@@ -29,6 +29,10 @@ COMMANDS = {
         "reasons:reasons",
         "Say what the reason codes of attempts mean, how to see more, and what to do.",
     ),
+    "repro": (
+        "repro:repro",
+        "Make a folder that shows others what an engine does wrong on a graph, and run it.",
+    ),
     "doctor": (
         "doctor:doctor",
         "Try each engine on two small graphs, and say which it serves and what the others lack.",
