@@ -6,9 +6,11 @@ part has arguments, whatever the engine does with them.
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,13 @@ def write_regions(source: Path, folder: Path) -> None:
     Raises:
         Exception: whatever the engine or torch raises.
     """
-    case = Case.read(source)
-    facts = case.facts
+    facts = json.loads((source / "about.json").read_text())
+    case = Case.read(source, with_data=facts["with_data"])
     candidate = facts["candidate"]
     engine: Any = find_backend(candidate["backend"])
     kind = type("Recording", (_Recording, type(engine)), {"title": engine.title})
     recording = kind()
-    recording.begin(case, candidate, folder)
+    recording.begin()
 
     def compiled(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         terms = BuildTerms(artefacts=Artefacts(0.0))
@@ -56,18 +58,54 @@ def write_regions(source: Path, folder: Path) -> None:
         return torch.compile(module, backend=compiled, dynamic=dynamic)
 
     check.values_of(program["Graph"](), program["inputs"](), by_engine, settings)
+    # Only now, since torch.load makes fake tensors while a graph is compiled.
+    for number, part in enumerate(recording.parts):
+        _write(part, recording, case, folder / f"region-{number}")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A region as an engine was to load it.
+
+    Attributes:
+        region: The region.
+        gm: Its graph.
+        values: The arguments of its first call, with weights and constants.
+        weights: The positions of the values that the engine takes in.
+        build: The terms of the build.
+    """
+
+    region: OnnxRegion
+    gm: torch.fx.GraphModule
+    values: Sequence[Any]
+    weights: Collection[int]
+    build: OnnxBuild[Any]
+
+
+def _write(part: _Part, engine: OnnxEngine[Any], of: Case, folder: Path) -> None:
+    """Write a region, with a model that has the weights that its program draws."""
+    facts = {**of.facts, "training": False, "dynamic": False, "autocast": []}
+    candidate = facts["candidate"]
+    case = Case.of(part.gm, part.values, part.weights, facts, with_data=bool(of.data))
+    title = f"{engine.title} on a part of a graph."
+    case.write(folder, repro.policy_file(facts["policy"]), title=title, candidate=candidate)
+    module = runpy.run_path(str(folder / "graph.py"))["Graph"]()
+    names = part.region.graph.inputs
+    drawn = {names[i]: getattr(module, f"w{i}").detach().contiguous() for i in part.weights}
+    program = engine.alone(folder, part.region, drawn, part.build)
+    if program:
+        imports, _, function = program.partition("\n\n\n")
+        text = repro.script(case, title, imports, f"\n{function}", candidate)
+        (folder / "run.py").write_text(text, encoding="utf-8")
 
 
 class _Recording(OnnxEngine[Any]):
-    """An ONNX engine that writes what it would load, and has torch run it."""
+    """An ONNX engine that notes what it would load, and has torch run it."""
 
-    def begin(self, case: Case, candidate: Mapping[str, Any], folder: Path) -> None:
-        """Say what is written, and where to."""
-        self._facts = {**case.facts, "training": False, "dynamic": False, "autocast": []}
-        self._candidate = candidate
-        self._folder = folder
+    def begin(self) -> None:
+        """Begin with no part. An engine is made without arguments."""
+        self.parts: list[_Part] = []
         self._graphs: dict[int, torch.fx.GraphModule] = {}
-        self._count = 0
 
     def _key(self, request: BuildRequest) -> str:
         return ""  # so that no model is taken from disk, of which there would be no graph
@@ -80,45 +118,21 @@ class _Recording(OnnxEngine[Any]):
     def load(
         self, region: OnnxRegion, weights: Mapping[str, torch.Tensor], build: OnnxBuild[Any]
     ) -> Loaded:
-        """Return torch's own run of the graph, which writes the region at its first call."""
+        """Return torch's own run of the graph, which notes the region at its first call."""
         gm = self._graphs[id(region.graph)]
         names = region.graph.inputs
         held = {i: weights[name] for i, name in enumerate(names) if name in weights}
-        is_written = False
+        is_noted = False
 
         def run(args: tuple[Any, ...]) -> Sequence[Any]:
-            nonlocal is_written
+            nonlocal is_noted
             values = [*args, *(held[i] for i in range(len(args), len(names)))]
-            if not is_written:
-                is_written = True
-                self._write(region, gm, values, held.keys(), build)
+            if not is_noted:
+                is_noted = True
+                self.parts.append(_Part(region, gm, values, held.keys(), build))
             return [_as_returned(each) for each in gm(*values)]
 
         return Loaded(run=run)
-
-    def _write(
-        self,
-        region: OnnxRegion,
-        gm: torch.fx.GraphModule,
-        values: Sequence[Any],
-        weights: Any,
-        build: OnnxBuild[Any],
-    ) -> None:
-        """Write a region, with a model that has the weights that its program draws."""
-        folder = self._folder / f"region-{self._count}"
-        self._count += 1
-        case = Case.of(gm, values, weights, self._facts, with_data=self._facts["with_data"])
-        title = f"{self.title} on a part of a graph."
-        more = repro.policy_file(self._facts["policy"])
-        case.write(folder, more, title=title, candidate=self._candidate)
-        module = runpy.run_path(str(folder / "graph.py"))["Graph"]()
-        drawn = {region.graph.inputs[i]: getattr(module, f"w{i}").detach() for i in weights}
-        contiguous = {name: each.contiguous() for name, each in drawn.items()}
-        program = self.alone(folder, region, contiguous, build)
-        if program:
-            imports, _, engine = program.partition("\n\n\n")
-            text = repro.script(case, title, imports, f"\n{engine}", self._candidate)
-            (folder / "run.py").write_text(text, encoding="utf-8")
 
 
 def _as_returned(value: Any) -> torch.Tensor:
