@@ -110,7 +110,7 @@ def judged(
     except Exception:  # noqa: BLE001  # it is printed
         traceback.print_exc()
         return UNKNOWN
-    exact = _exact_values(graph(), inputs(), settings)
+    exact = exact_values(graph(), inputs(), settings)
     try:
         got = values_of(graph(), inputs(), engine, settings)
     except BaseException as error:  # noqa: BLE001  # an engine may also end the process by SystemExit
@@ -121,7 +121,7 @@ def judged(
         got.keys() != expected.keys()
     )
     for name in expected.keys() & got.keys():
-        why = _difference(got[name], expected[name], exact.get(name), settings)
+        why = difference(got[name], expected[name], exact.get(name), settings)
         if why:
             differences.append(f"{name} {why}")
     _say("\n".join(sorted(differences) or [f"{len(expected)} values are eager's"]))
@@ -175,7 +175,7 @@ def _detached(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _exact_values(module: torch.nn.Module, inputs: list[Any], settings: Settings) -> dict[str, Any]:
+def exact_values(module: torch.nn.Module, inputs: list[Any], settings: Settings) -> dict[str, Any]:
     """Return eager's values in float64; nothing if the graph does not run so."""
     double = [_in_float64(each) for each in inputs]
     try:
@@ -191,7 +191,7 @@ def _in_float64(value: Any) -> Any:
     return value.detach().double().requires_grad_(value.requires_grad)
 
 
-def _difference(got: Any, expected: Any, exact: Any, settings: Settings) -> str:
+def difference(got: Any, expected: Any, exact: Any, settings: Settings) -> str:
     """Return how a value differs from eager's; empty if it is near enough."""
     if not isinstance(got, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return "" if repr(got) == repr(expected) else f"is {got!r}, eager's is {expected!r}"

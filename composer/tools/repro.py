@@ -26,7 +26,7 @@ from composer.graphs import check
 from composer.graphs.case import Case
 from composer.records import CompileReport
 
-_WHOLE = "whole-graph"
+WHOLE = "whole-graph"
 """The folder of the graph that composer compiles, next to the program of a part of it."""
 
 _SLACK = 60.0
@@ -199,7 +199,7 @@ def _smallest(made: Path, room: Path, candidate: Mapping[str, Any]) -> Path:
     for region in sorted(regions.glob("region-*/run.py")):
         code, _ = run(region.parent, candidate)
         if code == check.WRONG:
-            made.rename(region.parent / _WHOLE)
+            made.rename(region.parent / WHOLE)
             return region.parent
     return made
 
