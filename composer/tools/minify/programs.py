@@ -181,7 +181,9 @@ def _rebuilt(
         """Return what stands for a value: an input, or the value itself."""
         if isinstance(value, torch.Tensor):
             inputs.append(value)
-            return graph.placeholder(name)
+            twin = graph.placeholder(name)
+            twin.target = twin.name  # which no other node has
+            return twin
         if value is None or isinstance(value, _PLAIN):
             return value
         raise Uncuttable(f"a {type(value).__name__} can be no input")

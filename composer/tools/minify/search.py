@@ -24,7 +24,7 @@ from composer.tools.minify import programs
 from composer.tools.minify.programs import Program
 
 Shows = Callable[[torch.fx.GraphModule, Sequence[Any]], bool]
-"""Returns True if a graph on these inputs shows the fault."""
+"""Returns True if a graph on these inputs shows the fault. It may change the graph."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,7 @@ class _Search:
             self.best.values()
         except Exception as error:
             raise ReproError(f"the graph fails in eager mode: {error_line(error)}") from error
-        self.tries += 1
-        if not self._shows(self.best.gm, self.best.inputs):
+        if not self._shows_fault(self.best):
             raise ReproError("the graph does not show the fault")
         while self._drop_all():
             pass
@@ -161,9 +160,12 @@ class _Search:
         except Exception as error:  # noqa: BLE001  # such a program is not counted
             control_flow.pass_on(error)
             return False
-        self.tries += 1
-        if not self._shows(program.gm, program.inputs):
+        if not self._shows_fault(program):
             return False
         self.best = program
         self._found(program, self.tries)
         return True
+
+    def _shows_fault(self, program: Program) -> bool:
+        self.tries += 1
+        return self._shows(Program.of(program.gm, ()).gm, program.inputs)
