@@ -103,8 +103,9 @@ class Kept:
             control_flow.pass_on(error)
             trouble = f"not written: {error_line(error)}"
             return dataclasses.replace(kept, trouble=trouble, dumped=trouble if dumps else "")
-        # Folders that are written without being asked for one by one never have data.
-        return dataclasses.replace(kept, dumped=dumped, case=dataclasses.replace(case, data={}))
+        if root is not None:  # folders that are not asked for one by one never have data
+            kept = dataclasses.replace(kept, case=dataclasses.replace(case, data={}))
+        return dataclasses.replace(kept, dumped=dumped)
 
     def noted(self, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
         """Return the attempts; each that went wrong names its folder, or why there is none."""
