@@ -57,7 +57,8 @@ from graph import Graph, inputs
 {engine}
 
 if __name__ == "__main__":
-    {setup}main(Graph, inputs, engine, Settings({settings}))
+    torch.set_default_dtype({dtype})
+    main(Graph, inputs, engine, Settings({settings}))
 '''
 
 
@@ -102,18 +103,18 @@ class Kept:
             control_flow.pass_on(error)
             trouble = f"not written: {error_line(error)}"
             return dataclasses.replace(kept, trouble=trouble, dumped=trouble if dumps else "")
-        # Folders that are written without being asked for one by one never have data.
-        return dataclasses.replace(kept, dumped=dumped, case=dataclasses.replace(case, data={}))
+        if root is not None:  # folders that are not asked for one by one never have data
+            kept = dataclasses.replace(kept, case=dataclasses.replace(case, data={}))
+        return dataclasses.replace(kept, dumped=dumped)
 
     def noted(self, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
         """Return the attempts; each that went wrong names its folder, or why there is none."""
-        return tuple(self._noted(each) if self._is_wanted(each) else each for each in attempts)
-
-    def _is_wanted(self, attempt: Attempt) -> bool:
-        is_new = FACT not in attempt.engine
-        return self.root is not None and attempt.status in FAULTS and is_new
+        return tuple(map(self._noted, attempts))
 
     def _noted(self, attempt: Attempt) -> Attempt:
+        is_old = FACT in attempt.engine
+        if self.root is None or is_old or attempt.status not in FAULTS:
+            return attempt
         try:
             told = self.trouble or self._written(attempt)
         except Exception as error:  # noqa: BLE001  # recorded, and never the user's problem
@@ -134,16 +135,12 @@ class Kept:
         return str(folder)
 
     def _candidate(self, attempt: Attempt) -> dict[str, Any]:
-        named = [each for each in self.entries if each.candidate.name == attempt.backend]
-        exact = [each for each in named if plain(each.candidate.options) == attempt.options]
-        entry = (exact or named)[0]
-        limit = {"timeout": entry.limits.timeout} if attempt.status is Status.TIMED_OUT else {}
-        return {**spelled_candidate(entry.candidate.backend, entry.candidate.options), **limit}
-
-
-def spelled_candidate(backend: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a candidate as a policy file spells it."""
-    return {"backend": spelled(backend), "options": spelled(options)}
+        """Return the engine as a policy file spells it, with a time limit if it exceeded one."""
+        entry = next(each for each in self.entries if each.candidate.name == attempt.backend)
+        candidate = {"backend": spelled(entry.candidate.backend), "options": attempt.options}
+        if attempt.status is Status.TIMED_OUT:
+            candidate["timeout"] = entry.limits.timeout
+        return candidate
 
 
 def told(resolved: Resolved) -> dict[str, Any]:
@@ -180,12 +177,13 @@ def write(
 
 def program(case: Case, title: str, candidate: Mapping[str, Any]) -> str:
     """Return ``run.py`` for an engine that ``torch.compile`` calls."""
-    lines = _engine_lines(candidate, case.facts)
-    body = "\n    ".join(["def engine(graph):", *lines])
-    imports = [name for name in ("composer", "pkgutil", "torch") if f"{name}." in body]
-    return script(
-        case, title, "\n".join(f"import {name}" for name in imports), f"\n{body}\n", candidate
-    )
+    line = _engine_line(candidate, case.facts)
+    imports = "import torch"
+    for name in ("pkgutil", "composer"):
+        if f"{name}." in line:
+            imports = f"import {name}\n{imports}"
+    function = f"\ndef engine(graph):\n    {line}\n"
+    return script(case, title, imports, function, candidate)
 
 
 def script(case: Case, title: str, imports: str, engine: str, candidate: Mapping[str, Any]) -> str:
@@ -198,13 +196,12 @@ def script(case: Case, title: str, imports: str, engine: str, candidate: Mapping
         settings.append(f"autocast=({pairs})")
     if isinstance(bounds, Mapping):
         settings += [f"{name}={bounds[name]}" for name in ("rtol", "atol") if bounds.get(name)]
-    setup = ""
-    if facts["default_dtype"] != "torch.float32":
-        setup = f"torch.set_default_dtype({facts['default_dtype']})\n    "
-    if "torch." in f"{settings}{setup}" and "import torch" not in imports.splitlines():
-        imports = f"{imports}\nimport torch".strip()
     return _RUN.format(
-        title=title, imports=imports, engine=engine, setup=setup, settings=", ".join(settings)
+        title=title,
+        imports=imports,
+        engine=engine,
+        dtype=facts["default_dtype"],
+        settings=", ".join(settings),
     )
 
 
@@ -221,13 +218,12 @@ def is_importable(candidate: Mapping[str, Any]) -> bool:
     return module != "__main__" and callable(found)
 
 
-def _engine_lines(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+def _engine_line(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Return the body of the function that has an engine compile a graph."""
     name, options = candidate["backend"], candidate["options"]
     if not is_importable(candidate):
-        return [f"raise NotImplementedError({f'put the engine {name} here'!r})"]
-    dynamic = True if facts["dynamic"] else None
-    given: dict[str, str] = {"dynamic": repr(dynamic)}
+        return f"raise NotImplementedError({f'put the engine {name} here'!r})"
+    given = {"dynamic": repr(facts["dynamic"] or None)}
     if options:
         given["options"] = repr(options)
     if name == "inductor":
@@ -248,7 +244,7 @@ def _engine_lines(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> lis
         given["options"] = repr(policy)
         backend = "composer.__name__"
     arguments = ", ".join(f"{key}={text}" for key, text in given.items())
-    return [f"return torch.compile(graph, backend={backend}, {arguments})"]
+    return f"return torch.compile(graph, backend={backend}, {arguments})"
 
 
 def policy_file(policy: Mapping[str, Any]) -> dict[str, str]:

@@ -64,9 +64,15 @@ def _report(source: Path, number: int | None) -> CompileReport:
         readout = reader.read([source])
     except OSError as error:
         fail(f"{str(error.filename)!r} cannot be read: {error.strerror}", USAGE)
-    graphs = [each for recording in readout.recordings for each in recording.report.graphs]
-    found = [each for each in graphs if (each.number == number if number else failed_engine(each))]
-    if not found:
-        what = f"graph {number}" if number else "graph on which an engine went wrong"
-        raise ReproError(f"{str(source)!r} has no {what}")
-    return found[-1]
+    found = None
+    for recording in readout.recordings:
+        for each in recording.report.graphs:
+            is_wanted = each.number == number
+            if number is None:
+                is_wanted = bool(failed_engine(each))
+            if is_wanted:
+                found = each
+    if found is None:
+        which = "on which an engine went wrong" if number is None else number
+        raise ReproError(f"{str(source)!r} has no graph {which}")
+    return found

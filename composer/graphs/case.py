@@ -183,12 +183,14 @@ class _Values:
 
     def data(self) -> dict[int, Any]:
         """Return all values that a program would draw, copied with their strides."""
-        values = {place: self._values[place] for place in self._places.values()}
-        return {
-            place: _copied(value) if isinstance(value, torch.Tensor) else value
-            for place, value in values.items()
-            if isinstance(value, torch.Tensor | float)
-        }
+        kept: dict[int, Any] = {}
+        for place in self._places.values():
+            value = self._values[place]
+            if isinstance(value, torch.Tensor):
+                kept[place] = _copied(value)
+            elif isinstance(value, float):
+                kept[place] = value
+        return kept
 
     def expression(self, node: torch.fx.Node, _: object) -> str:
         """Return a Python expression that makes the value of a node.
