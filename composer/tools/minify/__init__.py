@@ -90,16 +90,16 @@ def minify(
     steps = sorted(folder.glob("step-*"), key=_number)
     begin = steps[-1] if steps else _whole(source)
     about = json.loads((begin / "about.json").read_text())
-    if about.get("is_minimal"):
-        return _result(begin, about)
     limit = timeout or about.get("timeout") or about["candidate"].get("timeout") or _SECONDS
     facts = {**about, "timeout": limit, "factor": factor or about.get("factor")}
     faults = faults_of(begin.absolute(), limit, facts["factor"])
     kind = about.get("fault") or next(iter(faults), "")
     if kind not in faults:
         raise ReproError(f"{str(begin)!r} does not show a fault: {kind}".removesuffix(": "))
+    if about.get("is_minimal"):
+        return _result(begin, faults[kind], about)
     said(f"{kind}: {faults[kind]}")
-    facts |= {"fault": kind, "what": faults[kind]}
+    facts["fault"] = kind
     folder.mkdir(parents=True, exist_ok=True)
     with _modes(about), tempfile.TemporaryDirectory(dir=folder.absolute(), prefix=".") as room:
         program, weights = _captured(begin)
@@ -108,7 +108,8 @@ def minify(
         found = smallest(program.gm, program.inputs, trials.shows, found=trials.keep, until=until)
         if found.is_complete:
             trials.finish(found.program)
-    return _result(trials.best, facts | json.loads((trials.best / "about.json").read_text()))
+    about = facts | json.loads((trials.best / "about.json").read_text())
+    return _result(trials.best, trials.what or faults[kind], about)
 
 
 def _number(step: Path) -> int:
@@ -124,9 +125,9 @@ def _whole(source: Path) -> Path:
     return begin
 
 
-def _result(folder: Path, about: Mapping[str, Any]) -> Result:
-    names = ("fault", "what", "calls", "is_minimal", "first_wrong")
-    return Result(folder, **{name: about[name] for name in names if name in about})
+def _result(folder: Path, what: str, about: Mapping[str, Any]) -> Result:
+    names = ("fault", "calls", "is_minimal", "first_wrong")
+    return Result(folder, what=what, **{name: about[name] for name in names if name in about})
 
 
 @contextlib.contextmanager
@@ -177,7 +178,10 @@ def _name_of(call: torch.fx.Node) -> str:
 
 
 class _Trials:
-    """The folders of programs: those that are tried, and the best so far."""
+    """The folders of programs: those that are tried, and the best so far.
+
+    They do not have the engine's message, since that may name files of the user.
+    """
 
     def __init__(
         self,
@@ -189,6 +193,7 @@ class _Trials:
         said: Callable[[str], object],
     ) -> None:
         self.best = begin
+        self.what = ""
         self._folder = folder
         self._room = room
         self._facts = facts
@@ -241,10 +246,7 @@ class _Trials:
         """Make a step of the program that was tried last, and remove the step before."""
         before = self.best
         is_step = before.parent == self._folder
-        about = self._room / "try" / "about.json"
-        about.write_text(
-            json.dumps({**json.loads(about.read_text()), "what": self._seen}, indent=1)
-        )
+        self.what = self._seen
         self.best = self._folder / f"step-{_number(before) + 1 if is_step else 1}"
         (self._room / "try").rename(self.best)
         if is_step:

@@ -64,11 +64,6 @@ class Program:
         """What the graph returns."""
         return returned_by(self.gm.graph)
 
-    @property
-    def unread(self) -> list[torch.fx.Node]:
-        """The placeholders that no node reads."""
-        return [node for node in placeholders_of(self.gm.graph) if not node.users]
-
     def values(self, wanted: Collection[torch.fx.Node] = ()) -> dict[torch.fx.Node, Any]:
         """Run the program in eager mode; return the values of these nodes.
 
@@ -149,20 +144,15 @@ def only_returning(program: Program, call: torch.fx.Node) -> Program:
     return _rebuilt(program, program.calls, [call], {})
 
 
-def without_inputs(program: Program, first: int, last: int) -> Program:
-    """Return the program without some of the inputs that it does not read."""
-    dropped = program.unread[first:last]
-    return _rebuilt(program, program.calls, program.outputs, {}, dropped)
-
-
 def _rebuilt(
     program: Program,
     calls: Collection[torch.fx.Node],
     returned: Sequence[Any],
     values: dict[torch.fx.Node, Any],
-    dropped: Collection[torch.fx.Node] = (),
 ) -> Program:
     """Return a program of some calls, with values in place of other calls.
+
+    It has the inputs that it reads, as Dynamo gives them to an engine.
 
     Raises:
         Uncuttable: nothing is left to return, or a value can be no input.
@@ -171,18 +161,17 @@ def _rebuilt(
         raise Uncuttable("nothing is left to return")
     graph = torch.fx.Graph()
     twins: dict[torch.fx.Node, Any] = {}
-    inputs = []
+    inputs: dict[torch.fx.Node, Any] = {}
     for node, value in zip(placeholders_of(program.gm.graph), program.inputs, strict=True):
-        if node not in dropped:
-            twins[node] = graph.node_copy(node)
-            inputs.append(value)
+        twins[node] = graph.node_copy(node)
+        inputs[twins[node]] = value
 
     def put(name: str, value: Any) -> Any:
         """Return what stands for a value: an input, or the value itself."""
         if isinstance(value, torch.Tensor):
-            inputs.append(value)
             twin = graph.placeholder(name)
             twin.target = twin.name  # which no other node has
+            inputs[twin] = value
             return twin
         if value is None or isinstance(value, _PLAIN):
             return value
@@ -195,7 +184,11 @@ def _rebuilt(
             twins[node] = graph.node_copy(node, twins.__getitem__)
     graph.output(tuple(twins[x] if isinstance(x, torch.fx.Node) else x for x in returned))
     drop_unread(graph)
-    return Program(torch.fx.GraphModule(program.gm, graph), inputs)
+    for node in placeholders_of(graph):
+        if not node.users:
+            graph.erase_node(node)
+            del inputs[node]
+    return Program(torch.fx.GraphModule(program.gm, graph), [*inputs.values()])
 
 
 def sizes(program: Program) -> set[int]:

@@ -117,11 +117,10 @@ class _Search:
             any(self._take(programs.with_fill, self.best, position, f) for f in programs.FILLS)
 
     def _drop_all(self) -> bool:
-        """Take out calls, outputs and inputs; return True if any went."""
+        """Take out calls and outputs; return True if any went."""
         is_smaller = [
             self._drop(lambda: len(self.best.calls), programs.without_calls),
             self._drop(lambda: len(self.best.outputs), programs.without_outputs),
-            self._drop(lambda: len(self.best.unread), programs.without_inputs),
         ]
         return any(is_smaller)
 
