@@ -23,6 +23,7 @@ if _typing.TYPE_CHECKING:
     from composer.records import Attempt, CompileReport, Reason, Status
     from composer.session import configure, report, reports, reset
     from composer.tools.explain import explain
+    from composer.tools.repro import repro
     from composer.tools.ship import load, save
     from composer.tools.warm_up import warm_up
 
@@ -42,6 +43,7 @@ __all__ = [
     "refresh",
     "report",
     "reports",
+    "repro",
     "reset",
     "save",
     "testing",
@@ -55,6 +57,7 @@ _HOMES = {
     "records": ("Attempt", "CompileReport", "Reason", "Status"),
     "session": ("configure", "report", "reports", "reset"),
     "tools.explain": ("explain",),
+    "tools.repro": ("repro",),
     "tools.ship": ("load", "save"),
     "tools.warm_up": ("warm_up",),
 }

@@ -33,7 +33,7 @@ import torch.fx
 
 from composer import _torch, session
 from composer.backends import installed_for
-from composer.chain import lock, minifier, ranks, select, verify, walk
+from composer.chain import lock, minifier, ranks, repro, select, verify, walk
 from composer.chain.candidates import ChainEntry, finders_for
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.select import choice
@@ -41,7 +41,7 @@ from composer.errors import first_line
 from composer.graphs import capture, clones, keys
 from composer.policy import Facts
 from composer.policy.resolution import Resolved, resolve
-from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
+from composer.records import CompileReport, End, GraphRequest, Outcome, PassRecord
 from composer.runtime import background, backward, calls, ranges, saved
 from composer.runtime.graph_record import GraphRecord
 from composer.runtime.successors import Successors
@@ -120,9 +120,10 @@ def serve(
         _torch.floats.specialize_floats(gm)
     with backward.watched() as backwards:
         outcome = _pending(case, eager) if waits else _walk(case, eager)
-    report = _publish(case, outcome, time.perf_counter() - started)
+    kept = repro.Kept.of(case.request, case.resolved)
+    report = _publish(case, outcome, kept, time.perf_counter() - started)
     named = case.resolved.names_chain
-    record = GraphRecord(report, case.rewritten, asked_by_name=named)
+    record = GraphRecord(report, case.rewritten, kept.noted, asked_by_name=named)
     successors = Successors(
         request=case.request,
         resolved=case.resolved,
@@ -202,9 +203,12 @@ def _walk(case: _Case, eager: EagerFallback) -> Outcome:
     return ranks.walk_together(key, resolved.entries, within, walk_chain)
 
 
-def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
+def _publish(case: _Case, outcome: Outcome, kept: repro.Kept, seconds: float) -> CompileReport:
     """Keep the record and give it to the sinks; then raise or warn, as the policy has it."""
     policy, here = case.resolved.policy, session.current()
+    errors = (each.error for each in outcome.ends)
+    ends = tuple(map(End, kept.noted(outcome.attempts), errors))
+    outcome = dataclasses.replace(outcome, ends=ends)
     objection = walk.objection(
         outcome,
         strict=policy.strict,
@@ -212,6 +216,7 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
         shows_faults=bool(_torch.minifier.minifier_looks_for()),
     )
     report = _report(case, outcome, "" if objection else outcome.chosen, seconds)
+    report = dataclasses.replace(report, dumped=kept.dumped)
     here.keep(report)
     here.late_compiles.follow(report)
     here.note_captured(case.request.names[0])

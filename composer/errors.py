@@ -13,6 +13,7 @@
     │   ├── RecordError(ValueError)        an object is not the record of a compile
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
     │   ├── SavedFileError                 ``composer.load``: a file is damaged, or not for here
+    │   ├── ReproError                     ``composer repro``: a graph was not kept
     │   ├── RankingError                   ``composer bench``: calls of a model cannot be compared
     │   ├── Refusal                        an engine refuses, with a status and a reason code
     │   │   ├── SandboxRefusal             ``isolate``: the build in a sandbox was not accepted
@@ -182,6 +183,10 @@ class BackendCheckError(ComposerError, AssertionError):
 
 class RecordError(ComposerError, ValueError):
     """An object that was read is not the record of a compile, or has another schema version."""
+
+
+class ReproError(ComposerError):
+    """A graph was not kept, or no folder of it can be made."""
 
 
 class SavedFileError(ComposerError):

@@ -533,6 +533,9 @@ class CompileReport:
     """Dynamo's reason, if it compiled the same code before; empty if not, or if it gives none."""
     late: LateCompile | None = None
     """How late the compile came, if its function had settled; else null."""
+    dumped: str = ""
+    """The folder in which ``COMPOSER_DUMP`` keeps the graph, or why it was not written; empty
+    without that variable."""
     lock: ForLock | None = None
     """What ``composer.lock`` would hold of the graph besides. It is null unless records are written
     to a file (``COMPOSER_TELEMETRY``), the policy is ``locked``, or ``composer lock`` runs."""

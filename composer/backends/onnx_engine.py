@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, cast
 
@@ -186,6 +187,28 @@ class OnnxEngine(Backend, Generic[S]):
             ModelRefused: it does not take the model, and names no node.
             Refusal: it cannot run the model here.
         """
+
+    def alone(
+        self,
+        folder: Path,
+        region: OnnxRegion,
+        weights: Mapping[str, torch.Tensor],
+        build: OnnxBuild[S],
+    ) -> str:
+        """Write the model of a region to a folder, and return a program that runs it.
+
+        It is for a bug report, so it imports nothing of composer. The program is Python that
+        defines ``engine(graph)``. That returns a function of the arguments of the region, without
+        weights, and the function returns the outputs as a list of tensors. The default returns an
+        empty text: the engine has no such program.
+
+        Args:
+            folder: The folder, which is that of the program.
+            region: The region.
+            weights: As for :meth:`load`.
+            build: The terms of the build.
+        """
+        return ""
 
     def described(self, refusal: ModelRefused, node: torch.fx.Node) -> str:
         """Return a short text on why a call is refused by itself. The default is the first line."""

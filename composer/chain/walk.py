@@ -14,6 +14,7 @@ from composer.chain import sandbox, select, selftest
 from composer.chain.attempt import run_once, try_candidate
 from composer.chain.candidates import ChainEntry
 from composer.chain.eager_fallback import EagerFallback
+from composer.chain.repro import FAULTS
 from composer.chain.select import choice, remembered
 from composer.chain.select.decision import Decision
 from composer.errors import CandidateError, ChainExhausted
@@ -254,9 +255,6 @@ def _is_refused(attempt: Attempt) -> bool:
     return not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.tentative)
 
 
-_FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
-
-
 def objection(
     outcome: Outcome, *, strict: bool, on_exhausted: str, shows_faults: bool = False
 ) -> Exception | None:
@@ -268,7 +266,7 @@ def objection(
     it is the error of the first candidate that failed.
     """
     ended = [(attempt, cause) for attempt, cause in outcome.ends if cause is not None]
-    faults = _FAULTS if shows_faults else ()
+    faults = FAULTS if shows_faults else ()
     for attempt, cause in ended:
         if strict and _is_refused(attempt):
             return _candidate_error(attempt, cause)

@@ -29,6 +29,14 @@ COMMANDS = {
         "reasons:reasons",
         "Say what the reason codes of attempts mean, how to see more, and what to do.",
     ),
+    "repro": (
+        "repro:repro",
+        "Make a folder that shows others what an engine does wrong on a graph, and run it.",
+    ),
+    "minify": (
+        "minify:minify",
+        "Find the smallest program on which an engine still does what a folder shows.",
+    ),
     "doctor": (
         "doctor:doctor",
         "Try each engine on two small graphs, and say which it serves and what the others lack.",

@@ -165,6 +165,9 @@ class Policy(Hinting):
     if there were no lock, with a warning. It tries the file's candidate first, and then the rest of
     the chain."""
 
+    repro: str | None = None
+    """A folder. For each engine that goes wrong on a graph, a folder in it shows that to others."""
+
     @field_validator("chain", mode="before")
     @classmethod
     def _check_chain(cls, chain: Any) -> Any:

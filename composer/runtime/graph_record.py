@@ -36,6 +36,7 @@ class GraphRecord:
     Args:
         report: The record after the compile.
         early: Records of the passes that ran before every candidate.
+        noted: Returns attempts that say where others can see what went wrong.
         asked_by_name: True if the policy names the engines, so that every fallback is a warning.
 
     Attributes:
@@ -44,11 +45,17 @@ class GraphRecord:
     """
 
     def __init__(
-        self, report: CompileReport, early: tuple[PassRecord, ...], *, asked_by_name: bool
+        self,
+        report: CompileReport,
+        early: tuple[PassRecord, ...],
+        noted: Callable[[Attempts], Attempts],
+        *,
+        asked_by_name: bool,
     ) -> None:
         self.report = report
         self.servings = [Serving(report.chosen)]
         self._early = early
+        self._noted = noted
         self._asked_by_name = asked_by_name
         self._unpublished: deque[CompileReport] = deque()
         self._unheard: list[tuple[int, CompileReport]] = []
@@ -98,7 +105,7 @@ class GraphRecord:
             is_new = passes is not None and serving is first
             changed = dataclasses.replace(
                 self.report,
-                attempts=tuple(new(self.report.attempts)),
+                attempts=self._noted(tuple(new(self.report.attempts))),
                 chosen=first.chosen,
                 ranges=self._ranges(),
                 passes=(*self._early, *(passes or ())) if is_new else self.report.passes,

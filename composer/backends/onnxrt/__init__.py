@@ -12,6 +12,7 @@ region. :mod:`~composer.backends.onnxrt.loading` runs one region by a session th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from composer.backends.onnx_engine import (
     read_options,
     refuse,
 )
+from composer.backends.onnxrt.alone import write_alone
 from composer.backends.onnxrt.kernels import lacking, narrow_here, why_not_here
 from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.loading import load
@@ -112,6 +114,16 @@ class OnnxRuntimeEngine(OnnxEngine[Settings]):
     ) -> Loaded:
         """Make a session that reads the weights in place."""
         return load(region, weights, build)
+
+    def alone(
+        self,
+        folder: Path,
+        region: OnnxRegion,
+        weights: Mapping[str, torch.Tensor],
+        build: OnnxBuild[Settings],
+    ) -> str:
+        """Write the model as a session reads it, and return a program of it."""
+        return write_alone(folder, region, weights, build)
 
     def described(self, refusal: ModelRefused, node: torch.fx.Node) -> str:
         """Return the dtypes that have no kernel, or ONNX Runtime's text without its code."""

@@ -84,11 +84,7 @@ def make_session(
     package = onnxruntime()
     providers = _providers(settings, device)
     _require_built_in(providers, package.get_available_providers(), settings)
-    model = graph.with_weights(weights)
-    _use_own_operators(model, providers)
-    if providers.keys() == {CPU}:
-        names = name_for_each_reader(model)
-        weights = {**weights, **{name: weights[of] for name, of in names.items()}}
+    model, weights = prepared(graph, weights, providers)
     on_cpu = _values_on_cpu(model, weights)
     in_place = _values_in_place(on_cpu, weights, device)
     options = session_options(settings)
@@ -115,6 +111,20 @@ def make_session(
     never_freed_in_forks(session).disable_fallback()
     _require_requested(providers, session.get_providers())
     return session, tuple(in_place.values()), next(iter(products), None)
+
+
+def prepared(
+    graph: OnnxGraph,
+    weights: Mapping[str, torch.Tensor],
+    providers: Mapping[str, object],
+) -> tuple[onnx.ModelProto, Mapping[str, torch.Tensor]]:
+    """Return the model as a session gets it, and the weights by the names that it reads."""
+    model = graph.with_weights(weights)
+    _use_own_operators(model, providers)
+    if providers.keys() == {CPU}:
+        names = name_for_each_reader(model)
+        weights = {**weights, **{name: weights[of] for name, of in names.items()}}
+    return model, weights
 
 
 def _use_own_operators(model: onnx.ModelProto, providers: Mapping[str, object]) -> None:
@@ -229,15 +239,25 @@ def _require_requested(providers: Mapping[str, object], actual: list[str]) -> No
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, message)
 
 
+def level_of(settings: Settings) -> str:
+    """ONNX Runtime's name for the level of graph optimization."""
+    return _LEVELS[settings.graph_optimization_level]
+
+
+def config_entries(settings: Settings) -> dict[str, str]:
+    """The entries of a session's configuration that change how it computes."""
+    return _SPINNING | _QUANTIZING | settings.session_config
+
+
 def session_options(settings: Settings) -> Any:
     """The options of a session. The user's own entries come last, so they win."""
     package = onnxruntime()
     options = package.SessionOptions()
     options.intra_op_num_threads = settings.threads
     options.log_severity_level = 4  # no lines on stderr: errors come as exceptions
-    level = _LEVELS[settings.graph_optimization_level]
+    level = level_of(settings)
     options.graph_optimization_level = getattr(package.GraphOptimizationLevel, level)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    for key, value in (_SPINNING | _QUANTIZING | settings.session_config).items():
+    for key, value in config_entries(settings).items():
         options.add_session_config_entry(key, value)
     return options

@@ -11,6 +11,7 @@ The package imports nothing of composer but the public interface of ONNX engines
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from composer.backends.onnx_engine import (
     read_options,
 )
 from composer.backends.openvino import library
+from composer.backends.openvino.alone import write_alone
 from composer.backends.openvino.compiled import load
 from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import read_region
@@ -89,6 +91,16 @@ class OpenVinoEngine(OnnxEngine[Settings]):
     ) -> Loaded:
         """Compile a model with its weights."""
         return load(region, weights, build)
+
+    def alone(
+        self,
+        folder: Path,
+        region: OnnxRegion,
+        weights: Mapping[str, torch.Tensor],
+        build: OnnxBuild[Settings],
+    ) -> str:
+        """Write the model as OpenVINO reads it, and return a program of it."""
+        return write_alone(folder, region, weights, build)
 
 
 composer_openvino = dynamo_backend(OpenVinoEngine, "composer_openvino")

@@ -44,18 +44,10 @@ def load(
         IndexError: a weight holds a position outside its table.
     """
     settings = build.settings
-    asked = _config(settings, precision_of(region, build))
-    config = _properties(region.read, settings, asked)
-    taken_in = _without_confused(region, weights)
+    made, config, taken_in = with_weights_taken_in(region, weights, build)
     names = region.graph.inputs
-    for i, size in region.tables.items():
-        if names[i] in taken_in:
-            require_within(taken_in[names[i]], size)
-    made = with_weights(region.read, taken_in)
-    in_bfloat16 = config.get("INFERENCE_PRECISION_HINT") != "f32"
-    correct(made, in_bfloat16=in_bfloat16, keeps_nan=settings.keeps_nan)
     compiled = never_freed_in_forks(_compile(made, settings.device, config))
-    _require_precision(compiled, asked)
+    _require_precision(compiled, _config(settings, precision_of(region, build)))
     position = {name: i for i, name in enumerate(names)}
     indices = [position[port.node.friendly_name] for port in compiled.inputs]
     outputs = zip(compiled.outputs, region.graph.outputs, strict=True)
@@ -73,6 +65,29 @@ def load(
     )
     sums = _weights_in_int8(compiled, taken_in)
     return Loaded(run=model.run, facts=facts, sums=sums, keeps=(compiled, *taken_in.values()))
+
+
+def with_weights_taken_in(
+    region: OnnxRegion, weights: Mapping[str, torch.Tensor], build: OnnxBuild[Settings]
+) -> tuple[Any, dict[str, str], Mapping[str, torch.Tensor]]:
+    """Return the model that is compiled, its properties, and the weights that it holds.
+
+    Raises:
+        Refusal: OpenVINO would confuse a constant.
+        IndexError: a weight holds a position outside its table.
+    """
+    settings = build.settings
+    asked = _config(settings, precision_of(region, build))
+    config = _properties(region.read, settings, asked)
+    taken_in = _without_confused(region, weights)
+    names = region.graph.inputs
+    for i, size in region.tables.items():
+        if names[i] in taken_in:
+            require_within(taken_in[names[i]], size)
+    made = with_weights(region.read, taken_in)
+    in_bfloat16 = config.get("INFERENCE_PRECISION_HINT") != "f32"
+    correct(made, in_bfloat16=in_bfloat16, keeps_nan=settings.keeps_nan)
+    return made, config, taken_in
 
 
 @dataclass(frozen=True, slots=True)

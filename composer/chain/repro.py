@@ -1,0 +1,263 @@
+"""Writes a folder for each engine that goes wrong on a graph, by which others can see it.
+
+The policy's ``repro`` names where. ``COMPOSER_DUMP`` has every graph written, also without a fault;
+:mod:`composer.tools.repro` makes such a folder of one. A folder is a
+:class:`~composer.graphs.case.Case` with the policy and ``run.py``, which compares the engine with
+eager mode. It imports composer only for an engine that exists in composer alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pkgutil
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from composer.backends import find_backend
+from composer.backends.dynamo import CallableBackend, NamedBackend
+from composer.chain.candidates import ChainEntry
+from composer.errors import error_line
+from composer.graphs.case import Case, versions
+from composer.passes.debug import dump
+from composer.policy import DYNAMO, names_code
+from composer.policy.resolution import Resolved
+from composer.policy.spelling import spelled
+from composer.policy.switches import is_on
+from composer.records import Attempt, GraphRequest, Status, plain
+from composer.system import control_flow
+
+FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
+
+FACT = "repro"
+"""The key of an attempt's facts that names the folder, or says why there is none."""
+
+_MOST_FOLDERS = 100
+_SECONDS = 300.0
+
+_NOT_TOLD = frozenset({"locked", "model", "repro"})
+"""Fields of the policy that name places and things of the user, and change no number."""
+
+_TUNING = ("freeze", "passes", "precision")
+"""Fields of the policy under which an engine runs the graph another way."""
+
+_RUN = '''"""{title}
+
+Exit status 1: the fault shows. 0: it does not. 2: eager mode fails on these values.
+"""
+
+{imports}
+from check import Settings, main
+from graph import Graph, inputs
+
+{engine}
+
+if __name__ == "__main__":
+    torch.set_default_dtype({dtype})
+    main(Graph, inputs, engine, Settings({settings}))
+'''
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One graph that can be written, for the engines that go wrong on it.
+
+    Attributes:
+        entries: The candidates.
+        dumped: The folder of the graph in ``COMPOSER_DUMP``, or why there is none; empty without.
+        case: The graph; ``None`` if nobody asked for it, or it cannot be written.
+        trouble: Why it cannot be written.
+        root: The folder for the folders of engines; ``None`` if the policy names none.
+        key: The graph's key, which makes the names of its folders.
+    """
+
+    entries: Sequence[ChainEntry]
+    dumped: str = ""
+    case: Case | None = None
+    trouble: str = ""
+    root: Path | None = None
+    key: str = ""
+
+    @staticmethod
+    def of(request: GraphRequest, resolved: Resolved) -> Kept:
+        """Return the graph, if the policy or ``COMPOSER_DUMP`` asks for it. It never raises."""
+        named = resolved.policy.repro
+        root = None if named is None else Path(named).absolute()
+        kept = Kept(resolved.entries, root=root, key=request.graph_key)
+        dumps = dump.folder()
+        if root is None and dumps is None:
+            return kept
+        try:
+            case = Case.of_request(request, with_data=is_on("COMPOSER_DUMP_DATA"))
+            case = dataclasses.replace(case, facts={**case.facts, "policy": told(resolved)})
+            dumped = ""
+            if dumps is not None:
+                folder = dumps.path / f"graph-{request.number}"
+                case.write(folder, policy_file(case.facts["policy"]))
+                dumped = str(folder)
+        except Exception as error:  # noqa: BLE001  # recorded where an engine goes wrong
+            control_flow.pass_on(error)
+            trouble = f"not written: {error_line(error)}"
+            return dataclasses.replace(kept, trouble=trouble, dumped=trouble if dumps else "")
+        if root is not None:  # folders that are not asked for one by one never have data
+            kept = dataclasses.replace(kept, case=dataclasses.replace(case, data={}))
+        return dataclasses.replace(kept, dumped=dumped)
+
+    def noted(self, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
+        """Return the attempts; each that went wrong names its folder, or why there is none."""
+        return tuple(map(self._noted, attempts))
+
+    def _noted(self, attempt: Attempt) -> Attempt:
+        is_old = FACT in attempt.engine
+        if self.root is None or is_old or attempt.status not in FAULTS:
+            return attempt
+        try:
+            told = self.trouble or self._written(attempt)
+        except Exception as error:  # noqa: BLE001  # recorded, and never the user's problem
+            control_flow.pass_on(error)
+            told = f"not written: {error_line(error)}"
+        return dataclasses.replace(attempt, engine={**attempt.engine, FACT: told})
+
+    def _written(self, attempt: Attempt) -> str:
+        """Write the folder of an attempt, unless an earlier one of this engine has."""
+        assert self.root is not None
+        assert self.case is not None
+        folder = self.root / re.sub(r"\W+", "_", f"{self.key[:12]} {attempt.who}")
+        if folder.is_dir():
+            return str(folder)
+        if self.root.is_dir() and len([*self.root.iterdir()]) >= _MOST_FOLDERS:
+            return f"not written: there are {_MOST_FOLDERS} folders already"
+        write(self.case, folder, self._candidate(attempt), attempt)
+        return str(folder)
+
+    def _candidate(self, attempt: Attempt) -> dict[str, Any]:
+        """Return the engine as a policy file spells it, with a time limit if it exceeded one."""
+        entry = next(each for each in self.entries if each.candidate.name == attempt.backend)
+        candidate = {"backend": spelled(entry.candidate.backend), "options": attempt.options}
+        if attempt.status is Status.TIMED_OUT:
+            candidate["timeout"] = entry.limits.timeout
+        return candidate
+
+
+def told(resolved: Resolved) -> dict[str, Any]:
+    """Return the fields of a policy that a folder may tell: no path, and no name of the user's."""
+    policy = resolved.policy
+    fields = sorted(policy.model_fields_set - _NOT_TOLD)
+    told: dict[str, Any] = _without_paths({name: spelled(getattr(policy, name)) for name in fields})
+    return told
+
+
+def write(
+    case: Case, folder: Path, candidate: Mapping[str, Any], attempt: Attempt | None = None
+) -> None:
+    """Write the folder of an engine that goes wrong on a graph.
+
+    Args:
+        case: The graph.
+        folder: The folder, which must not be there.
+        candidate: The engine, as a policy file spells it.
+        attempt: What happened; ``None`` if that is not known.
+
+    Raises:
+        OSError: the folder is there, or cannot be written.
+    """
+    ended = "" if attempt is None else f": {attempt.status} ({attempt.reason})"
+    candidate = _without_paths(candidate)
+    backend = find_backend(candidate["backend"]) if is_importable(candidate) else None
+    packages = () if backend is None else backend.packages
+    found = {**case.facts["versions"], **versions(packages)}
+    title = f"{candidate['backend']} on a graph{ended}."
+    texts = {"run.py": program(case, title, candidate), **policy_file(case.facts["policy"])}
+    case.write(folder, texts, candidate=candidate, title=title, versions=found)
+
+
+def program(case: Case, title: str, candidate: Mapping[str, Any]) -> str:
+    """Return ``run.py`` for an engine that ``torch.compile`` calls."""
+    line = _engine_line(candidate, case.facts)
+    imports = "import torch"
+    for name in ("pkgutil", "composer"):
+        if f"{name}." in line:
+            imports = f"import {name}\n{imports}"
+    function = f"\ndef engine(graph):\n    {line}\n"
+    return script(case, title, imports, function, candidate)
+
+
+def script(case: Case, title: str, imports: str, engine: str, candidate: Mapping[str, Any]) -> str:
+    """Return ``run.py``, with lines that define ``engine``."""
+    facts = case.facts
+    bounds = facts["policy"].get("verify", {})
+    settings = [f"grad={facts['training']}", f"seconds={candidate.get('timeout') or _SECONDS}"]
+    if facts["autocast"]:
+        pairs = "".join(f"({device!r}, {dtype})," for device, dtype in facts["autocast"])
+        settings.append(f"autocast=({pairs})")
+    if isinstance(bounds, Mapping):
+        settings += [f"{name}={bounds[name]}" for name in ("rtol", "atol") if bounds.get(name)]
+    return _RUN.format(
+        title=title,
+        imports=imports,
+        engine=engine,
+        dtype=facts["default_dtype"],
+        settings=", ".join(settings),
+    )
+
+
+def is_importable(candidate: Mapping[str, Any]) -> bool:
+    """Return True if another process can find the engine by its name."""
+    backend = candidate["backend"]
+    if not names_code(backend):
+        return True
+    module, _, _ = backend.partition(":")
+    try:
+        found = pkgutil.resolve_name(backend)
+    except (ImportError, AttributeError, ValueError):
+        return False
+    return module != "__main__" and callable(found)
+
+
+def _engine_line(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """Return the body of the function that has an engine compile a graph."""
+    name, options = candidate["backend"], candidate["options"]
+    if not is_importable(candidate):
+        return f"raise NotImplementedError({f'put the engine {name} here'!r})"
+    given = {"dynamic": repr(facts["dynamic"] or None)}
+    if options:
+        given["options"] = repr(options)
+    if name == "inductor":
+        if facts["mode"] is not None and options:
+            of_mode = f"torch._inductor.list_mode_options({facts['mode']!r})"
+            given["options"] = f"{{**{of_mode}, **{options!r}}}"
+        elif facts["mode"] is not None:
+            given["mode"] = repr(facts["mode"])
+        backend = repr(name)
+    elif isinstance(find_backend(name), CallableBackend) and names_code(name):
+        backend = f"pkgutil.resolve_name({name!r})"
+    elif isinstance(find_backend(name), NamedBackend):
+        backend = repr(name.removeprefix(DYNAMO))
+    else:
+        policy = {each: facts["policy"][each] for each in _TUNING if each in facts["policy"]}
+        policy |= {"chain": [{"backend": name, "options": options}], "strict": True}
+        policy |= {"on_runtime_error": "raise", "min_coverage": 0.0}
+        given["options"] = repr(policy)
+        backend = "composer.__name__"
+    arguments = ", ".join(f"{key}={text}" for key, text in given.items())
+    return f"return torch.compile(graph, backend={backend}, {arguments})"
+
+
+def policy_file(policy: Mapping[str, Any]) -> dict[str, str]:
+    """Return the file of a policy, by its name."""
+    return {"policy.toml": tomli_w.dumps({"version": 1, "defaults": dict(policy)})}
+
+
+def _without_paths(value: Any) -> Any:
+    """Return a value of a policy as TOML can hold it, without texts that may name a file."""
+    if isinstance(value, Mapping):
+        return {key: _without_paths(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list | tuple):
+        return [_without_paths(each) for each in value if each is not None]
+    if isinstance(value, str):
+        return value if "/" not in value and "\\" not in value else "..."
+    return plain(value)
