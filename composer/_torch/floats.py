@@ -85,22 +85,21 @@ def _floats_known_to(gm: torch.fx.GraphModule) -> set[str]:
     for node in gm.graph.find_nodes(op="placeholder"):
         fake = node.meta.get("example_value", node.meta.get("val"))
         env = getattr(getattr(fake, "fake_mode", None), "shape_env", None)
-        known = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+        known = getattr(env, "backed_var_to_val", {})
         names |= {each.name for each in known if symbol_is_type(each, SymT.FLOAT)}
     return names
 
 
 def _symbols(node: torch.fx.Node) -> set[str]:
     """Return the names of the symbols in the floats that a node takes."""
-    values = (each.meta.get("example_value") for each in node.all_input_nodes)
-    floats = [each for each in values if isinstance(each, torch.SymFloat)]
-    return {symbol.name for each in floats for symbol in each.node._expr.free_symbols}
+    names: set[str] = set()
+    for value in (each.meta.get("example_value") for each in node.all_input_nodes):
+        if isinstance(value, torch.SymFloat):
+            names |= {symbol.name for symbol in value.node._expr.free_symbols}
+    return names
 
 
 def _takes_tensors(node: torch.fx.Node) -> bool:
     """True if a node computes the same with a tensor in place of a float."""
-    if node.kwargs:
-        return False
-    if node.op == "call_method":
-        return node.target in _METHODS
-    return node.op == "call_function" and node.target in _TAKE_TENSORS
+    known = {"call_method": _METHODS, "call_function": _TAKE_TENSORS}.get(node.op, ())
+    return not node.kwargs and node.target in known

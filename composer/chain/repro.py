@@ -129,7 +129,7 @@ class Kept:
         folder = self.root / re.sub(r"\W+", "_", f"{self.key[:12]} {attempt.who}")
         if folder.is_dir():
             return str(folder)
-        if self.root.is_dir() and len([*self.root.iterdir()]) >= _MOST_FOLDERS:
+        if len([*self.root.glob("*")]) >= _MOST_FOLDERS:
             return f"not written: there are {_MOST_FOLDERS} folders already"
         write(self.case, folder, self._candidate(attempt), attempt)
         return str(folder)
@@ -190,10 +190,9 @@ def script(case: Case, title: str, imports: str, engine: str, candidate: Mapping
     """Return ``run.py``, with lines that define ``engine``."""
     facts = case.facts
     bounds = facts["policy"].get("verify", {})
-    settings = [f"grad={facts['training']}", f"seconds={candidate.get('timeout') or _SECONDS}"]
-    if facts["autocast"]:
-        pairs = "".join(f"({device!r}, {dtype})," for device, dtype in facts["autocast"])
-        settings.append(f"autocast=({pairs})")
+    pairs = "".join(f"({device!r}, {dtype})," for device, dtype in facts["autocast"])
+    seconds = candidate.get("timeout") or _SECONDS
+    settings = [f"grad={facts['training']}", f"seconds={seconds}", f"autocast=({pairs})"]
     if isinstance(bounds, Mapping):
         settings += [f"{name}={bounds[name]}" for name in ("rtol", "atol") if bounds.get(name)]
     return _RUN.format(

@@ -158,17 +158,17 @@ def _state(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _gradients(outputs: dict[str, Any], sources: dict[str, Any]) -> dict[str, Any]:
     """Return the gradients of all inputs and weights that require one."""
-    roots = [x for x in outputs.values() if isinstance(x, torch.Tensor) and x.requires_grad]
-    leaves = {
-        name: x
-        for name, x in sources.items()
-        if isinstance(x, torch.Tensor) and x.requires_grad and x.is_leaf
-    }
+    roots = [*filter(_requires_grad, outputs.values())]
+    leaves = {name: x for name, x in sources.items() if _requires_grad(x) and x.is_leaf}
     if not roots or not leaves:
         return {}
     seeds = [(torch.arange(x.numel(), device=x.device) % 7 + 1).view(x.shape).to(x) for x in roots]
     found = torch.autograd.grad(roots, list(leaves.values()), seeds, allow_unused=True)
     return {f"gradient of {name}": x for name, x in zip(leaves, found, strict=True)}
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _detached(value: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Sequence
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,8 +15,21 @@ from composer import _torch
 from composer.graphs.written import Unsayable
 
 _GETITEM = "getitem"
-_NAMES = (torch.dtype, torch.layout, torch.memory_format)
-"""Types of torch whose values are attributes of the module."""
+
+_KINDS: dict[type, str] = {
+    torch.fx.Node: "node",
+    torch.device: "device",
+    float: "float",
+    **dict.fromkeys((torch.dtype, torch.layout, torch.memory_format), "torch"),
+}
+"""What a value is that JSON does not know, or not exactly, by its class."""
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "device": torch.device,
+    "float": float,
+    "torch": pkgutil.resolve_name,
+}
+"""Make a value of its text, by what it is."""
 
 
 def rows_of(graph: torch.fx.Graph) -> list[list[Any]]:
@@ -63,25 +76,19 @@ def _arguments_of(node: torch.fx.Node) -> tuple[Any, Any]:
 
 def _data(value: Any) -> Any:
     """Return a value that is no list as JSON holds it; what JSON does not know is a small dict."""
-    if value is None or type(value) in (str, bool, int):
+    if type(value) in (str, bool, int, type(None)):
         return value
-    if type(value) is float and math.isfinite(value):
-        return value
-    if isinstance(value, torch.fx.Node):
-        return {"node": value.name}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    if isinstance(value, _NAMES):
-        return {"torch": str(value).removeprefix("torch.")}
-    raise Unsayable(f"an argument is a {type(value).__qualname__}")
+    kinds = map(_KINDS.get, type(value).__mro__)
+    kind = next(filter(None, kinds), None)
+    if kind is None:
+        raise Unsayable(f"an argument is a {type(value).__qualname__}")
+    return {kind: str(value)}
 
 
-def _value(data: Any, nodes: dict[str, torch.fx.Node]) -> Any:
+def _value(data: Any, nodes: Mapping[str, torch.fx.Node]) -> Any:
     if isinstance(data, list):
         return [_value(each, nodes) for each in data]
     if not isinstance(data, dict):
         return data
-    ((kind, name),) = data.items()
-    if kind == "node":
-        return nodes[name]
-    return torch.device(name) if kind == "device" else getattr(torch, name)
+    ((kind, text),) = data.items()
+    return nodes[text] if kind == "node" else _READERS[kind](text)

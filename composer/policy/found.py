@@ -36,7 +36,8 @@ def refuse_as_found(book: PolicyBook, path: Path) -> None:
 def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
     """Yield the settings of a book that could run code or reach outside of composer.
 
-    These are code to import, programs and files given to engines, and a place to send verdicts to.
+    These are code to import, programs and files given to engines, a place to send verdicts to, and
+    one to write graphs to.
     """
     names: list[Any] = []
     engines: list[tuple[str, dict[str, Any]]] = []
@@ -54,6 +55,8 @@ def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
                 files.append(f"{engine} {option}")
     if files:
         yield f"tell engines of programs and files: {', '.join(files)}"
+    if any(policy.repro for policy in (book.defaults, *book.models)):
+        yield "say where folders of graphs are written: repro (COMPOSER_DUMP says it)"
     if book.cache.store:
         yield "say where verdicts are sent: [cache] store (COMPOSER_VERDICT_STORE says it)"
 

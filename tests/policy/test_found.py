@@ -61,6 +61,15 @@ def test_a_file_found_here_names_no_program_and_no_file(text: str, named: str) -
     assert resolve(GRAPH, ONLY_TABLES, configured=path).policy.chain
 
 
+@pytest.mark.parametrize("text", ["[defaults]\n", '[[models]]\nmatch = { device = "cpu" }\n'])
+def test_a_file_found_here_does_not_say_where_graphs_are_written(text: str) -> None:
+    """The folder could be anywhere; a file that the user pointed at may say it."""
+    path = write(f'{text}repro = "elsewhere"\n')
+    with pytest.raises(BackendCompilerFailed, match="may not say where folders of graphs"):
+        run()
+    assert resolve(GRAPH, ONLY_TABLES, configured=path).policy
+
+
 def test_a_file_found_here_says_what_engines_have_words_for() -> None:
     """Numbers, switches, and text that is a plain word."""
     write(

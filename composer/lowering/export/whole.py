@@ -83,8 +83,9 @@ class Whole:
 
     def _are_places_known(self, left: Sequence[str]) -> bool:
         """True if what torch runs still stands at the same places in the user's code."""
-        places = {source_line(node) for node in self.gm.graph.nodes}
-        return all(place is None or place[0] in places for place in map(_PLACE.search, left))
+        places = set(map(source_line, self.gm.graph.nodes))
+        told = filter(None, map(_PLACE.search, left))
+        return places.issuperset(place[0] for place in told)
 
     def _model_of(self, region: Region, facts: Mapping[str, Any]) -> OnnxRegion | None:
         """Return the model of a region; ``None`` where it is gone, or not one for its weights."""
@@ -189,13 +190,13 @@ def _may_vary(value: Any) -> bool:
 
 def _values_of(gm: torch.fx.GraphModule) -> list[Any]:
     """Return dtype, sizes and strides of each placeholder of a region; of a number its value."""
-    values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
-    return [
-        [_name(each.dtype), [*each.shape], [*each.stride()]]
-        if isinstance(each, torch.Tensor)
-        else each
-        for each in values
-    ]
+    return [_value_of(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder")]
+
+
+def _value_of(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return [_name(value.dtype), [*value.shape], [*value.stride()]]
 
 
 def _placeholders(values: Sequence[Any]) -> torch.fx.GraphModule:
@@ -233,8 +234,12 @@ def _bytes_of(tensors: Mapping[Any, torch.Tensor]) -> bytes:
         raise Unsayable("the graph holds large tensors")
     if any(each.device.type != "cpu" or not each.is_contiguous() for each in tensors.values()):
         raise Unsayable("a tensor that the graph holds has another layout")
-    flat = [each.detach().reshape(-1).view(torch.uint8) for each in tensors.values()]
-    return b"".join(each.numpy().tobytes() for each in flat)
+    return b"".join(map(_raw, tensors.values()))
+
+
+def _raw(tensor: torch.Tensor) -> bytes:
+    raw: bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return raw
 
 
 def _tensors_of(layouts: Mapping[str, Any], blob: bytes) -> dict[str, torch.Tensor]:

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_aggregate, map_arg
 
 from composer import _torch
 from composer.graphs import clones
 from composer.graphs.nodes import drop_unread, placeholders_of, returned_by
 
-_PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (int, float, complex, str, type(None), *_NAMES)
 """The classes of values that stand in a graph as they are."""
 
 
@@ -173,7 +174,7 @@ def _rebuilt(
             twin.target = twin.name  # which no other node has
             inputs[twin] = value
             return twin
-        if value is None or isinstance(value, _PLAIN):
+        if isinstance(value, _PLAIN):
             return value
         raise Uncuttable(f"a {type(value).__name__} can be no input")
 
@@ -182,7 +183,7 @@ def _rebuilt(
     for node in program.gm.graph.nodes:
         if node in calls or node.op == "get_attr":
             twins[node] = graph.node_copy(node, twins.__getitem__)
-    graph.output(tuple(twins[x] if isinstance(x, torch.fx.Node) else x for x in returned))
+    graph.output(map_arg(tuple(returned), twins.__getitem__))
     drop_unread(graph)
     for node in placeholders_of(graph):
         if not node.users:
