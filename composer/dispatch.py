@@ -116,8 +116,6 @@ def serve(
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
     eager = EagerFallback(case.request, case.resolved.shared)
     waits = background.is_asked(case.request, case.resolved)
-    if waits or case.resolved.builds_apart:
-        _torch.floats.specialize_floats(gm)
     with backward.watched() as backwards:
         outcome = _pending(case, eager) if waits else _walk(case, eager)
     kept = repro.Kept.of(case.request, case.resolved)
@@ -170,6 +168,8 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     facts = Facts.of(request)
     resolved = resolve(facts, finders_for(request), mode, options, here.configured)
     policy = resolved.policy
+    if resolved.builds_apart:
+        _torch.floats.specialize_floats(request.gm)
     request = keys.with_key(request, policy.model, resolved.shared.key, f"{mode} {policy.key}")
     request = dataclasses.replace(request, number=next(here.numbers))
     resolved = lock.hold(request, resolved)

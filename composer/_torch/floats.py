@@ -5,21 +5,27 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.fx
 
 from composer._torch.names import optional
 
-_OPERATORS = (operator.add, operator.mul, operator.sub, operator.truediv)
+_COMMUTATIVE = (operator.add, operator.mul, torch.add, torch.mul, torch.multiply)
+_DIVISIONS = (operator.truediv, torch.div, torch.divide, torch.true_divide)
 _COMPARISONS = (
     *(operator.gt, operator.ge, operator.lt, operator.le, operator.eq, operator.ne),
     *(torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne),
 )
-_TAKE_TENSORS = (*_OPERATORS, torch.add, torch.mul, torch.sub, torch.div, *_COMPARISONS)
-_METHODS = ("add", "mul", "sub", "div", "add_", "mul_", "sub_", "div_")
+_IN_PLACE = (operator.iadd, operator.imul, operator.isub, operator.itruediv)
+_ANYWHERE = (*_COMMUTATIVE, *_DIVISIONS, *_COMPARISONS, *_IN_PLACE)
+_SUBTRACTIONS = (operator.sub, torch.sub, torch.subtract)
+_WORDS = ("add", "mul", "sub", "div", "multiply", "subtract", "divide", "true_divide")
+_METHODS = (*_WORDS, *(f"{each}_" for each in _WORDS), "gt", "ge", "lt", "le", "eq", "ne")
 """What AOTAutograd computes with a tensor in place of a float. It specializes floats that meet any
-other call (``torch/fx/passes/_tensorify_python_scalars.py``, torch 2.13)."""
+other call, also one that is subtracted from (``torch/fx/passes/_tensorify_python_scalars.py``,
+torch 2.13)."""
 
 
 @optional(
@@ -27,6 +33,7 @@ other call (``torch/fx/passes/_tensorify_python_scalars.py``, torch 2.13)."""
     "torch._dynamo.symbolic_convert:TensorifyState",
     "torch._dynamo.exc:TensorifyScalarRestartAnalysis",
     "torch._guards:CompileContext",
+    *(f"torch.utils._sympy.symbol:{each}" for each in ("SymT", "symbol_is_type")),
 )
 def specialize_floats(gm: torch.fx.GraphModule) -> None:
     """Have Dynamo capture the graph anew, if it takes floats that can be no tensors.
@@ -60,21 +67,34 @@ def specialize_floats(gm: torch.fx.GraphModule) -> None:
 )
 @contextlib.contextmanager
 def without_restart(gm: torch.fx.GraphModule) -> Iterator[None]:
-    """Within, AOTAutograd takes the floats of a graph as tensors, and does not ask Dynamo for more.
+    """Within, AOTAutograd does not look for floats that the graph no longer takes.
 
-    Outside of Dynamo's compile it reads each float from its tensor. It takes the symbol that stood
-    for the float before as one that it could not replace, and would have Dynamo start anew.
+    Dynamo made them constants, with guards, when it captured the graph anew. Outside of Dynamo's
+    compile their symbols look like floats that could not be replaced by tensors, for which Dynamo
+    would have to start anew. It still has to for those that the graph does take: nothing else would
+    guard their values.
     """
     from torch._dynamo.symbolic_convert import TensorifyState
     from torch._guards import CompileContext
 
-    names = set[str]() if CompileContext.try_get() else _floats_known_to(gm)
-    for name in names:
+    gone = set[str]() if CompileContext.try_get() else _floats_known_to(gm) - _floats_taken_by(gm)
+    new = {name for name in gone if not TensorifyState.should_specialize(name)}
+    for name in new:
         TensorifyState.specialize(name)
     try:
         yield
     finally:
-        TensorifyState.force_specializations.difference_update(names)
+        TensorifyState.force_specializations.difference_update(new)
+
+
+def _floats_taken_by(gm: torch.fx.GraphModule) -> set[str]:
+    """Return the names of the symbols of floats that are inputs of the graph."""
+    fakes = map(_fake_of, gm.graph.find_nodes(op="placeholder"))
+    return set[str]().union(*(_names_in(getattr(each, "item_memo", None)) for each in fakes))
+
+
+def _fake_of(node: torch.fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
 
 
 def _floats_known_to(gm: torch.fx.GraphModule) -> set[str]:
@@ -83,8 +103,7 @@ def _floats_known_to(gm: torch.fx.GraphModule) -> set[str]:
 
     names: set[str] = set()
     for node in gm.graph.find_nodes(op="placeholder"):
-        fake = node.meta.get("example_value", node.meta.get("val"))
-        env = getattr(getattr(fake, "fake_mode", None), "shape_env", None)
+        env = getattr(getattr(_fake_of(node), "fake_mode", None), "shape_env", None)
         known = getattr(env, "backed_var_to_val", {})
         names |= {each.name for each in known if symbol_is_type(each, SymT.FLOAT)}
     return names
@@ -92,14 +111,30 @@ def _floats_known_to(gm: torch.fx.GraphModule) -> set[str]:
 
 def _symbols(node: torch.fx.Node) -> set[str]:
     """Return the names of the symbols in the floats that a node takes."""
-    names: set[str] = set()
-    for value in (each.meta.get("example_value") for each in node.all_input_nodes):
-        if isinstance(value, torch.SymFloat):
-            names |= {symbol.name for symbol in value.node._expr.free_symbols}
-    return names
+    values = (each.meta.get("example_value") for each in node.all_input_nodes)
+    return set[str]().union(*map(_names_in, values))
+
+
+def _names_in(value: object) -> set[str]:
+    """Return the names of the symbols of inputs in a float; none for any other value."""
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    if not isinstance(value, torch.SymFloat):
+        return set()
+    symbols = value.node._expr.free_symbols
+    return {each.name for each in symbols if symbol_is_type(each, SymT.FLOAT)}
 
 
 def _takes_tensors(node: torch.fx.Node) -> bool:
-    """True if a node computes the same with a tensor in place of a float."""
-    known = {"call_method": _METHODS, "call_function": _TAKE_TENSORS}.get(node.op, ())
+    """True if a node computes the same with a tensor in place of a float.
+
+    What a float is computed from others by does not count, but what reads the result.
+    """
+    if isinstance(node.meta.get("example_value"), torch.SymFloat | torch.SymBool):
+        return True
+    if node.target in _SUBTRACTIONS:
+        first: Any = node.args[0]
+        is_float = isinstance(first, torch.fx.Node) and _names_in(first.meta.get("example_value"))
+        return not node.kwargs and not is_float
+    known = {"call_method": _METHODS, "call_function": _ANYWHERE}.get(node.op, ())
     return not node.kwargs and node.target in known

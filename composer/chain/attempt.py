@@ -171,16 +171,21 @@ def _acceptable(
     try:
         return _in_parts(under_way, fingerprint)
     except Refusal as refusal:
-        stricter = under_way.entry.stricter
-        if refusal.reason not in _OFF or stricter is None:
+        stricter = under_way.entry.stricter if refusal.reason in _OFF else None
+        if stricter is None:
             raise
-        known["retried_after"] = first_line(str(refusal))
+        off = refusal
+    known["retried_after"] = first_line(str(off))
     options = stricter.candidate.options
     known["stricter"] = {
         name: value for name, value in options.items() if under_way.options.get(name) != value
     }
-    under_way.entry, under_way.facts = stricter, BuildFacts(extra=known)
-    return _in_parts(under_way, fingerprint)
+    under_way.entry = stricter
+    under_way.facts = BuildFacts(extra=known)
+    try:
+        return _in_parts(under_way, fingerprint)
+    except Refusal as error:
+        raise off from error  # a failure is remembered by the candidate's own options
 
 
 def _in_parts(

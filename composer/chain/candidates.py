@@ -91,8 +91,10 @@ class ChainEntry:
     @property
     def stricter(self) -> ChainEntry | None:
         """The candidate with stricter settings; ``None`` if it has none, or must not use them."""
+        if not self.retries or self.low is not None:
+            return None
         options = self.backend.stricter(self.candidate.options)
-        if not self.retries or self.low is not None or options is None:
+        if options is None:
             return None
         return replace(self, candidate=self.candidate.model_copy(update={"options": options}))
 

@@ -9,6 +9,7 @@ eager mode. It imports composer only for an engine that exists in composer alone
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +41,10 @@ _MOST_FOLDERS = 100
 _SECONDS = 300.0
 
 _NOT_TOLD = frozenset({"locked", "model", "repro"})
-"""Fields of the policy that name places and things of the user, and change no number."""
+"""Fields of the policy that name places and things of the user. No number depends on them."""
+
+_WORD = re.compile(r"[\w+,-]*|[\w.]+:[\w.]+")
+"""Matches texts of a policy that are told: words of composer's and of engines, names of code."""
 
 _TUNING = ("freeze", "passes", "precision")
 """Fields of the policy under which an engine runs the graph another way."""
@@ -49,6 +53,10 @@ _RUN = '''"""{title}
 
 Exit status 1: the fault shows. 0: it does not. 2: eager mode fails on these values.
 """
+
+import sys
+
+sys.dont_write_bytecode = True  # such files name folders
 
 {imports}
 from check import Settings, main
@@ -85,13 +93,13 @@ class Kept:
     @staticmethod
     def of(request: GraphRequest, resolved: Resolved) -> Kept:
         """Return the graph, if the policy or ``COMPOSER_DUMP`` asks for it. It never raises."""
-        named = resolved.policy.repro
-        root = None if named is None else Path(named).absolute()
-        kept = Kept(resolved.entries, root=root, key=request.graph_key)
-        dumps = dump.folder()
-        if root is None and dumps is None:
+        named, dumps = resolved.policy.repro, dump.folder()
+        kept = Kept(resolved.entries, key=request.graph_key)
+        if named is None and dumps is None:
             return kept
         try:
+            root = None if named is None else Path(named).absolute()
+            kept = dataclasses.replace(kept, root=root)
             case = Case.of_request(request, with_data=is_on("COMPOSER_DUMP_DATA"))
             case = dataclasses.replace(case, facts={**case.facts, "policy": told(resolved)})
             dumped = ""
@@ -126,17 +134,28 @@ class Kept:
         """Write the folder of an attempt, unless an earlier one of this engine has."""
         assert self.root is not None
         assert self.case is not None
-        folder = self.root / re.sub(r"\W+", "_", f"{self.key[:12]} {attempt.who}")
+        options = hashlib.sha256(repr(sorted(attempt.options.items())).encode()).hexdigest()[:6]
+        who = f"{attempt.who} {options}" if attempt.options else attempt.who
+        folder = self.root / re.sub(r"\W+", "_", f"{self.key[:12]} {who}")
         if folder.is_dir():
             return str(folder)
         if len([*self.root.glob("*")]) >= _MOST_FOLDERS:
             return f"not written: there are {_MOST_FOLDERS} folders already"
-        write(self.case, folder, self._candidate(attempt), attempt)
+        try:
+            write(self.case, folder, self._candidate(attempt), attempt)
+        except OSError:
+            if not folder.is_dir():  # else another thread or process has written it
+                raise
         return str(folder)
 
     def _candidate(self, attempt: Attempt) -> dict[str, Any]:
         """Return the engine as a policy file spells it, with a time limit if it exceeded one."""
-        entry = next(each for each in self.entries if each.candidate.name == attempt.backend)
+
+        def unlike(entry: ChainEntry) -> tuple[bool, bool]:
+            one = entry.candidate
+            return one.name != attempt.backend, plain(one.options) != attempt.options
+
+        entry = min(self.entries, key=unlike)
         candidate = {"backend": spelled(entry.candidate.backend), "options": attempt.options}
         if attempt.status is Status.TIMED_OUT:
             candidate["timeout"] = entry.limits.timeout
@@ -147,7 +166,7 @@ def told(resolved: Resolved) -> dict[str, Any]:
     """Return the fields of a policy that a folder may tell: no path, and no name of the user's."""
     policy = resolved.policy
     fields = sorted(policy.model_fields_set - _NOT_TOLD)
-    told: dict[str, Any] = _without_paths({name: spelled(getattr(policy, name)) for name in fields})
+    told: dict[str, Any] = _words({name: spelled(getattr(policy, name)) for name in fields})
     return told
 
 
@@ -166,7 +185,7 @@ def write(
         OSError: the folder is there, or cannot be written.
     """
     ended = "" if attempt is None else f": {attempt.status} ({attempt.reason})"
-    candidate = _without_paths(candidate)
+    candidate = {**_words(candidate), "backend": candidate["backend"]}
     backend = find_backend(candidate["backend"]) if is_importable(candidate) else None
     packages = () if backend is None else backend.packages
     found = {**case.facts["versions"], **versions(packages)}
@@ -183,6 +202,8 @@ def program(case: Case, title: str, candidate: Mapping[str, Any]) -> str:
         if f"{name}." in line:
             imports = f"import {name}\n{imports}"
     function = f"\ndef engine(graph):\n    {line}\n"
+    if line.startswith("sys.exit"):
+        function = f"\n{line}\n"
     return script(case, title, imports, function, candidate)
 
 
@@ -194,7 +215,8 @@ def script(case: Case, title: str, imports: str, engine: str, candidate: Mapping
     seconds = candidate.get("timeout") or _SECONDS
     settings = [f"grad={facts['training']}", f"seconds={seconds}", f"autocast=({pairs})"]
     if isinstance(bounds, Mapping):
-        settings += [f"{name}={bounds[name]}" for name in ("rtol", "atol") if bounds.get(name)]
+        told = {name: bounds.get(name) for name in ("rtol", "atol")}
+        settings += [f"{name}={value}" for name, value in told.items() if value is not None]
     return _RUN.format(
         title=title,
         imports=imports,
@@ -221,7 +243,7 @@ def _engine_line(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Return the body of the function that has an engine compile a graph."""
     name, options = candidate["backend"], candidate["options"]
     if not is_importable(candidate):
-        return f"raise NotImplementedError({f'put the engine {name} here'!r})"
+        return f"sys.exit({f'put the engine {name} here'!r})"
     given = {"dynamic": repr(facts["dynamic"] or None)}
     if options:
         given["options"] = repr(options)
@@ -251,12 +273,19 @@ def policy_file(policy: Mapping[str, Any]) -> dict[str, str]:
     return {"policy.toml": tomli_w.dumps({"version": 1, "defaults": dict(policy)})}
 
 
-def _without_paths(value: Any) -> Any:
-    """Return a value of a policy as TOML can hold it, without texts that may name a file."""
+def _words(value: Any) -> Any:
+    """Return a value of a policy as TOML can hold it, with no text but words, and without ``when``.
+
+    Other texts may name a file, a model or a person.
+    """
     if isinstance(value, Mapping):
-        return {key: _without_paths(each) for key, each in value.items() if each is not None}
+        told = dict(value)
+        told.pop("when", None)
+        return {key: _words(each) for key, each in told.items() if _is_told(each)}
     if isinstance(value, list | tuple):
-        return [_without_paths(each) for each in value if each is not None]
-    if isinstance(value, str):
-        return value if "/" not in value and "\\" not in value else "..."
+        return [*map(_words, filter(_is_told, value))]
     return plain(value)
+
+
+def _is_told(value: Any) -> bool:
+    return bool(_WORD.fullmatch(value)) if isinstance(value, str) else value is not None

@@ -15,10 +15,10 @@ takes as a number are kept, since shapes depend on them.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,9 @@ from composer.system import distribution
 FORM = 1
 """The version of the form."""
 
-_LONGEST = 64
+_WORD = re.compile(r"[\w.-]{0,64}")
+_EQUATION = re.compile(r"[a-zA-Z.,> -]{0,64}")
+"""Of ``einsum``."""
 _OWN = ("torch", "_operator", "builtins", "math")
 _OPERATORS = ("aten", "prims", "higher_order")
 
@@ -135,9 +137,10 @@ class Case:
         Raises:
             OSError: the folder is there, or cannot be written.
         """
-        made = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-        made.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
+            made.chmod(0o755)
             about = json.dumps({**self.facts, **facts, "with_data": bool(self.data)}, indent=1)
             texts = {"graph.py": self.text, "about.json": about, **(more or {})}
             for name, text in texts.items():
@@ -291,17 +294,27 @@ def _arguments(
     """
 
     def copied(value: Any) -> Any:
-        if isinstance(value, str) and not _is_word(value, node.target):
-            raise Unsayable(f"a text is an argument of {_short(node.target)}")
+        if isinstance(value, str):
+            return _word(value, node.target)
         return twins[value] if isinstance(value, torch.fx.Node) else value
 
     both: Any = node.args, node.kwargs
     return cast("tuple[tuple[Any, ...], dict[str, Any]]", map_aggregate(both, copied))
 
 
+def _word(text: str, target: Any) -> str:
+    """Return a text that is an argument of a call, if it is a word of torch's own."""
+    if "assert" in _short(target):
+        return ""  # the user's message
+    if not _is_word(text, target):
+        raise Unsayable(f"a text is an argument of {_short(target)}")
+    return text
+
+
 def _is_word(text: str, target: Any) -> bool:
     """Return True if a text can only be a word of torch's own, such as ``"trunc"``."""
-    if "/" in text or "\\" in text or len(text) > _LONGEST:
+    spelling = _EQUATION if "einsum" in str(target) else _WORD
+    if not spelling.fullmatch(text):
         return False
     if isinstance(target, str):  # a method of a tensor
         return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import faulthandler
 import math
 import subprocess
 import sys
@@ -33,6 +34,11 @@ _TOLERANCES = {
 }
 _OTHER = (1e-1, 1e-5)
 _TIMES_EAGERS = 3.0
+
+_STARTING = 60.0
+"""Seconds for imports and eager mode, besides the time limit of the engine."""
+
+SHOWS = "the fault shows"
 
 
 @dataclass(frozen=True)
@@ -69,26 +75,25 @@ def main(
         settings: How the graph runs.
     """
     if sys.argv[1:2] == [_CHILD]:
-        code = judged(graph, inputs, engine, settings)
-        Path(sys.argv[2]).write_text(str(code))
+        room = Path(sys.argv[2])
+        code = judged(graph, inputs, engine, settings, (room / "ready").touch)
+        (room / "verdict").write_text(str(code))
         sys.exit(code)
-    with tempfile.TemporaryDirectory() as folder:
-        verdict = Path(folder, "verdict")
-        command = [sys.executable, sys.argv[0], _CHILD, str(verdict)]
-        try:
-            ended = subprocess.run(command, check=False, timeout=settings.seconds).returncode
-        except subprocess.TimeoutExpired:
-            _end(WRONG, f"the engine hangs: there is no result after {settings.seconds:g} seconds")
-        if not verdict.exists():
-            _end(WRONG, f"the engine ended the process, with exit status {ended}")
-        code = int(verdict.read_text())
-    if code == UNKNOWN:
-        _end(code, "eager mode fails on these values, so nothing can be said of the engine")
-    _end(code, "")
+    limit = _STARTING + settings.seconds
+    with tempfile.TemporaryDirectory() as name:
+        room = Path(name)
+        command = [sys.executable, sys.argv[0], _CHILD, name]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, check=False, timeout=limit)
+        if (room / "verdict").exists():
+            _end(int((room / "verdict").read_text()), "")
+        if not (room / "ready").exists():
+            _end(UNKNOWN, "eager mode does not end, or it ends the process")
+        _end(WRONG, f"the engine ends the process, or hangs for {settings.seconds:g} seconds")
 
 
 def _end(code: int, what: str) -> None:
-    shown = {RIGHT: "the fault does not show", WRONG: "the fault shows", UNKNOWN: "unknown"}[code]
+    shown = {RIGHT: "the fault does not show", WRONG: SHOWS, UNKNOWN: "unknown"}[code]
     _say(f"{what}\n{shown}".strip())
     sys.exit(code)
 
@@ -103,28 +108,39 @@ def judged(
     inputs: Callable[[], list[Any]],
     engine: Callable[[torch.nn.Module], Callable[..., Any]],
     settings: Settings,
+    ready: Callable[[], object] = lambda: None,
 ) -> int:
-    """Run both, and print how they differ."""
+    """Run both, and print how they differ; call ``ready`` after eager mode."""
     try:
+        before = torch.manual_seed(0).get_state()
         expected = values_of(graph(), inputs(), lambda module: module, settings)
     except Exception:  # noqa: BLE001  # it is printed
         traceback.print_exc()
+        _say("eager mode fails on these values, so nothing can be said of the engine")
         return UNKNOWN
-    exact = exact_values(graph(), inputs(), settings)
+    draws = not torch.equal(before, torch.get_rng_state())
+    exact = {} if draws else exact_values(graph(), inputs(), settings)
+    ready()
+    faulthandler.dump_traceback_later(settings.seconds, exit=True)
     try:
         got = values_of(graph(), inputs(), engine, settings)
     except BaseException as error:  # noqa: BLE001  # an engine may also end the process by SystemExit
         traceback.print_exc()
         _say(f"the engine raises {type(error).__name__}")
-        return WRONG
-    differences = [f"{len(got)} values, eager has {len(expected)}"] * (
-        got.keys() != expected.keys()
-    )
+        return UNKNOWN if isinstance(error, ImportError) else WRONG
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    differences: list[str] = []
+    if got.keys() != expected.keys():
+        differences.append(f"{len(got)} values, eager has {len(expected)}")
     for name in expected.keys() & got.keys():
         why = difference(got[name], expected[name], exact.get(name), settings)
         if why:
             differences.append(f"{name} {why}")
     _say("\n".join(sorted(differences) or [f"{len(expected)} values are eager's"]))
+    if differences and draws:
+        _say("the graph draws random numbers, and an engine may draw others")
+        return UNKNOWN
     return WRONG if differences else RIGHT
 
 
@@ -194,6 +210,8 @@ def _in_float64(value: Any) -> Any:
 def difference(got: Any, expected: Any, exact: Any, settings: Settings) -> str:
     """Return how a value differs from eager's; empty if it is near enough."""
     if not isinstance(got, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        if isinstance(got, float) and isinstance(expected, float):
+            return difference(torch.tensor(got), torch.tensor(expected), None, settings)
         return "" if repr(got) == repr(expected) else f"is {got!r}, eager's is {expected!r}"
     kinds = [f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (got, expected)]
     if kinds[0] != kinds[1]:

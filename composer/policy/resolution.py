@@ -77,9 +77,12 @@ class Resolved:
     @property
     def builds_apart(self) -> bool:
         """True if a sandbox may build a whole candidate before this process does."""
-        if self.policy.select.by == "fastest" and not any(each.stays_here for each in self.entries):
+        select, foreign = self.policy.select, [each for each in self.entries if not each.is_torchs]
+        if select.background:
             return True
-        apart = (each for each in self.entries if each.limits.isolate)
+        if select.by == "fastest" and foreign:
+            return not any(each.stays_here for each in self.entries)
+        apart = (each for each in self.entries if each.limits.isolate and not each.is_fallback)
         return not all(each.backend.isolates_itself for each in apart)
 
 

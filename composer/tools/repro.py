@@ -29,11 +29,13 @@ from composer.records import CompileReport
 WHOLE = "whole-graph"
 """The folder of the graph that composer compiles, next to the program of a part of it."""
 
-_SLACK = 60.0
+_SLACK = 120.0
+_BROKEN = -1
 _OUTCOMES = {
     check.RIGHT: "the fault does not show",
-    check.WRONG: "the fault shows",
-    check.UNKNOWN: "eager mode fails on these values",
+    check.WRONG: check.SHOWS,
+    check.UNKNOWN: "nothing can be said of the engine",
+    _BROKEN: "run.py does not run",
 }
 
 
@@ -108,7 +110,7 @@ def source_of(report: CompileReport, engine: str) -> Path:
     told = [each.engine.get(FACT) for each in report.attempts if each.backend == engine]
     places = [each for each in (report.dumped, *told) if each]
     for each in places:
-        if (Path(each) / "about.json").is_file():
+        if not each.startswith("not written") and (Path(each) / "about.json").is_file():
             return Path(each)
     why = f" ({'; '.join(places)})" if places else ""
     how = 'set COMPOSER_DUMP=FOLDER or the policy\'s repro = "FOLDER", and run the program again'
@@ -207,7 +209,9 @@ def _smallest(made: Path, room: Path, candidate: Mapping[str, Any]) -> Path:
 def run(folder: Path, candidate: Mapping[str, Any]) -> tuple[int, str]:
     """Run ``run.py`` of a folder; return its exit status and what it printed."""
     limit = (candidate.get("timeout") or 300.0) + _SLACK
-    return _child([sys.executable, str(folder / "run.py")], limit)
+    code, said = _child([sys.executable, str(folder / "run.py")], limit)
+    is_python = code == check.WRONG and check.SHOWS not in said  # it ends so after any exception
+    return (_BROKEN if is_python else code), said
 
 
 def _child(command: list[str], limit: float) -> tuple[int, str]:
@@ -222,5 +226,5 @@ def _child(command: list[str], limit: float) -> tuple[int, str]:
             command, capture_output=True, text=True, timeout=limit, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
-        return check.WRONG, f"there is no end after {limit:g} seconds"
+        return check.WRONG, f"there is no end after {limit:g} seconds: {check.SHOWS}"
     return done.returncode, done.stdout + done.stderr

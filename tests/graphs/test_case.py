@@ -199,3 +199,18 @@ def test_nothing_is_said_where_eager_fails() -> None:
 
     got = check.judged(Fails, lambda: [T(1.0)], lambda module: module, check.Settings())
     assert got == check.UNKNOWN
+
+
+def test_messages_of_assertions_are_not_told() -> None:
+    """They are the user's words; the assertion stays."""
+
+    def checked(x: torch.Tensor) -> tuple[torch.Tensor]:
+        torch._assert_async((x > 0).all(), "customer ACME is positive")
+        return (x * 2,)
+
+    case = Case.of(torch.fx.symbolic_trace(checked), [torch.ones(2)], (), {})
+    assert "_assert_async" in case.text
+    assert "ACME" not in case.text
+    text = torch.fx.symbolic_trace(lambda x: x.new_tensor("a word of mine"))
+    with pytest.raises(Unsayable):
+        Case.of(text, [torch.ones(2)], (), {})

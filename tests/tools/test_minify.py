@@ -282,6 +282,14 @@ def test_a_search_goes_on_where_it_ended(source: Path, tmp_path: Path, asked: li
     assert asked == [found.folder]
 
 
+@pytest.mark.parametrize("name", ["bug-2", "bug", "step-2-of-mine"])
+def test_the_source_stays_beside_the_steps(tmp_path: Path, asked: list[Path], name: str) -> None:
+    """Also where the results go into the folder that it lies in."""
+    begin = written(tmp_path / name, "selective:wrong_value")
+    found = minifier.minify(begin, tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {name, found.folder.name}
+
+
 def test_a_smallest_program_has_no_file_of_values(source: Path, asked: list[Path]) -> None:
     """If it shows the fault with those that it draws."""
     found = minifier.minify(source, source.with_name("made"))

@@ -26,6 +26,7 @@ from composer.graphs import capture, check
 from composer.graphs.case import Case
 from composer.records import Reason, Status
 from composer.tools import regions
+from composer.tools.repro import run
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
 
@@ -56,7 +57,7 @@ def runs(interpreter: Interpreter, tmp_path: Path) -> Runs:
         """Run it: ``alone`` where composer cannot be imported, ``child`` without another child."""
         path = tmp_path / "without" if alone else f"{SHARED}{os.pathsep}{ROOT}"
         environment = {**os.environ, "PYTHONPATH": str(path)}
-        more = ["--in-child", str(tmp_path / "verdict")] if child else []
+        more = ["--in-child", str(tmp_path)] if child else []
         command = [str(folder / "run.py"), *more]
         if not alone:
             return interpreter.run(command, environment).returncode
@@ -103,6 +104,41 @@ def test_no_fault_shows_where_there_is_none(tmp_path: Path, runs: Runs) -> None:
     folder = tmp_path / "folder"
     folders.write(case_of(double, torch.ones(3)), folder, {"backend": "aot_eager", "options": {}})
     assert runs(folder) == check.RIGHT
+
+
+def test_nothing_is_said_of_an_engine_that_is_not_there(tmp_path: Path, runs: Runs) -> None:
+    """Python's own exit status after an error is no sign of the fault."""
+    folder = tmp_path / "folder"
+    folders.write(case_of(double, torch.ones(3)), folder, {"backend": "aot_eager", "options": {}})
+    text = (folder / "run.py").read_text()
+    (folder / "run.py").write_text(
+        text.replace("    return torch", "    import nowhere\n    return torch")
+    )
+    assert runs(folder) == check.UNKNOWN
+    (folder / "run.py").write_text("import nowhere")
+    code, _ = run(folder, {})
+    assert code not in (check.RIGHT, check.WRONG, check.UNKNOWN)
+
+
+def test_nothing_is_said_where_other_random_numbers_are_drawn(tmp_path: Path, runs: Runs) -> None:
+    """The engine here is twice what eager draws."""
+    folder = tmp_path / "folder"
+    case = case_of(lambda x: (x + torch.rand_like(x),), torch.ones(3))
+    folders.write(case, folder, {"backend": "faulty:wrong_value", "options": {}})
+    assert runs(folder) == check.UNKNOWN
+
+
+def test_policies_tell_words_and_no_names(tmp_path: Path, runs: Runs) -> None:
+    """Neither the model that a candidate is for, nor texts that may be a file or a person."""
+    path = tmp_path / "repro"
+    candidate = {"backend": "faulty:raises", "when": {"model": "*"}}
+    with torch.no_grad():
+        options = {"repro": str(path), "chain": [candidate, "eager"], "model": "acme.secret"}
+        torch.compile(double, backend="composer", options=options)(torch.ones(2))
+    (folder,) = path.iterdir()
+    told = "".join(each.read_text() for each in folder.iterdir())
+    assert "when" not in (folder / "policy.toml").read_text()
+    assert "acme" not in told
 
 
 @pytest.mark.slow

@@ -59,8 +59,9 @@ def put(models: Artefacts, key: str, facts: Mapping[str, Any], blob: bytes | Non
 
 def key_of(kind: str, text: str) -> str:
     """Return the SHA-256 of a text and of everything else that the result depends on."""
-    halves = _torch.processor.multiplies_bf16()  # decides which bfloat16 calls are taken
-    return hashlib.sha256(f"{kind}\n{environment()} {halves}\n{text}".encode()).hexdigest()
+    # They decide which bfloat16 calls are taken, and how products in eight bits are written.
+    narrow = _torch.processor.multiplies_bf16(), _torch.processor.multiplies_int8()
+    return hashlib.sha256(f"{kind}\n{environment()} {narrow}\n{text}".encode()).hexdigest()
 
 
 @functools.cache

@@ -4,9 +4,9 @@ That is one ONNX model or, where torch runs a part of the graph, the calls of to
 of the regions between them.
 
 This works only where AOTAutograd's run-time wrapper would have nothing to do at a call: inference
-with grad off, all sizes fixed, no input written to, no output that shares memory, and no pass that
-runs within its step. All other graphs go through AOTAutograd in every process; only the ONNX models
-of their regions are found on disk (:mod:`composer.lowering.export.onnx`).
+with grad off, all sizes fixed, no input written to, no output that is a view of an input, and no
+pass that runs within its step. All other graphs go through AOTAutograd in every process; only the
+ONNX models of their regions are found on disk (:mod:`composer.lowering.export.onnx`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from composer.lowering.partition.regions import (
 _MOST_BYTES = 1 << 20
 """Of the tensors that a graph holds: masks and positions, which it computes of nothing."""
 
-_PLACE = re.compile(r" at \S.*:\d+$")
+_PLACE = re.compile(r" at (?!.* at )\S.*:\d+$")
 """A place in the user's code, as :func:`source_line` writes it."""
 
 
@@ -166,7 +166,8 @@ def whole_of(
     if any_fake(example_inputs) or own_tensors(gm) or not _is_static(gm, example_inputs):
         return None
     try:
-        text = f"{engine}\n{_torch.aot.tracing_state()}\n{exact_text(gm, example_inputs)}"
+        settings = f"{_torch.aot.tracing_state()} {terms.freeze is not False}"
+        text = f"{engine}\n{settings}\n{exact_text(gm, example_inputs)}"
     except Unsayable:
         return None
     key = artefacts.key_of("graph", text)
@@ -245,7 +246,8 @@ def _raw(tensor: torch.Tensor) -> bytes:
 def _tensors_of(layouts: Mapping[str, Any], blob: bytes) -> dict[str, torch.Tensor]:
     """Return the tensors of which :func:`_bytes_of` returned the values."""
     tensors: dict[str, torch.Tensor] = {}
-    data, start = bytearray(blob), 0
+    data = bytearray(blob)
+    start = 0
     for name, (dtype, shape) in layouts.items():
         tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
         size = tensors[name].nbytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import runpy
 import shutil
 import tempfile
@@ -21,7 +22,8 @@ from typing import Any
 
 import torch
 
-from composer.errors import ReproError
+from composer.chain.repro import is_importable
+from composer.errors import ReproError, error_line
 from composer.graphs import capture, clones
 from composer.graphs.case import Case
 from composer.graphs.nodes import placeholders_of
@@ -87,11 +89,14 @@ def minify(
         Refusal: no child process can be started here.
     """
     until = time.monotonic() + seconds
-    steps = sorted(folder.glob("step-*"), key=_number)
+    steps = sorted(filter(_is_step, folder.glob("*")), key=_number)
     begin = steps[-1] if steps else _whole(source)
     about = json.loads((begin / "about.json").read_text())
+    if not is_importable(about["candidate"]):
+        raise ReproError(f"no child process can import {about['candidate']['backend']}")
     limit = timeout or about.get("timeout") or about["candidate"].get("timeout") or _SECONDS
     facts = {**about, "timeout": limit, "factor": factor or about.get("factor")}
+    facts.setdefault("from_data", about["with_data"])
     faults = faults_of(begin.absolute(), limit, facts["factor"])
     kind = about.get("fault") or next(iter(faults), "")
     if kind not in faults:
@@ -110,6 +115,10 @@ def minify(
             trials.finish(found.program)
     about = facts | json.loads((trials.best / "about.json").read_text())
     return _result(trials.best, trials.what or faults[kind], about)
+
+
+def _is_step(folder: Path) -> bool:
+    return re.fullmatch(r"step-\d+", folder.name) is not None
 
 
 def _number(step: Path) -> int:
@@ -166,7 +175,10 @@ def _captured(folder: Path) -> tuple[Program, frozenset[str]]:
     written = runpy.run_path(str(folder / "graph.py"))
     module = written["Graph"]()
     run: Any = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)
-    run(*written["inputs"]())
+    try:
+        run(*written["inputs"]())
+    except Exception as error:
+        raise ReproError(f"{str(folder)!r} cannot be captured: {error_line(error)}") from error
     if not found:
         raise ReproError(f"{str(folder)!r} has a graph without operators")
     return found[0]
@@ -220,7 +232,8 @@ class _Trials:
         if self._facts["fault"] in (NUMBERS, NON_FINITE):
             call = first_wrong(program, self.shows)
             if call is not None:
-                facts["first_wrong"] = f"{_name_of(call)}: {self._seen}"
+                values = "" if self._facts["from_data"] else f": {self._seen}"
+                facts["first_wrong"] = f"{_name_of(call)}{values}"
         if self._tried(program, facts, with_data=False) or self._tried(program, facts):
             self._move()
 
@@ -245,7 +258,7 @@ class _Trials:
     def _move(self) -> None:
         """Make a step of the program that was tried last, and remove the step before."""
         before = self.best
-        is_step = before.parent == self._folder
+        is_step = before.parent == self._folder and _is_step(before)
         self.what = self._seen
         self.best = self._folder / f"step-{_number(before) + 1 if is_step else 1}"
         (self._room / "try").rename(self.best)

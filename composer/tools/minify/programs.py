@@ -22,6 +22,7 @@ from composer.graphs import clones
 from composer.graphs.nodes import drop_unread, placeholders_of, returned_by
 
 _NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_READING = ("item", "tolist", torch.ops.aten._local_scalar_dense.default)
 _PLAIN = (int, float, complex, str, type(None), *_NAMES)
 """The classes of values that stand in a graph as they are."""
 
@@ -179,6 +180,8 @@ def _rebuilt(
         raise Uncuttable(f"a {type(value).__name__} can be no input")
 
     for node, value in values.items():
+        if node.target in _READING or isinstance(value, float):
+            raise Uncuttable("a number that was computed from the data would stand in the graph")
         twins[node] = map_aggregate(value, functools.partial(put, node.name))
     for node in program.gm.graph.nodes:
         if node in calls or node.op == "get_attr":

@@ -63,6 +63,7 @@ def faults_of(folder: Path, seconds: float, factor: float | None) -> Mapping[str
 
 def judged(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     """Run ``run.py`` of a folder in this process; return the faults that it shows."""
+    sys.dont_write_bytecode = True  # such files name folders of the user
     request = json.loads(payload)
     found: dict[str, Any] = {}
 
@@ -138,7 +139,7 @@ def _both(got: Any, right: Any) -> str:
     place = int(error.nan_to_num(nan=torch.inf).argmax())
     where = [int(each) for each in torch.unravel_index(torch.tensor(place), got.shape)]
     mine, eagers = got.flatten()[place].item(), right.flatten()[place].item()
-    return f"; element {where} is {mine:.9g}, eager's is {eagers:.9g}"
+    return f"; element {where} is {mine!r}, eager's is {eagers!r}"
 
 
 def _slowness(run: Callable[[_Engine], object], engine: _Engine, factor: float) -> dict[str, str]:
