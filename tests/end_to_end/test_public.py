@@ -23,7 +23,7 @@ def test_exports_are_exactly_the_contract_so_far() -> None:
     assert set(composer.__all__) == {
         *("Attempt", "Candidate", "CompileReport", "Policy", "PolicyBook", "Reason", "Status"),
         *("configure", "errors", "explain", "passes", "refresh", "report", "reports", "reset"),
-        *("load", "save", "testing", "using", "warm_up"),
+        *("load", "repro", "save", "testing", "using", "warm_up"),
     }
 
 

@@ -127,7 +127,7 @@ def test_a_loaded_graph_has_the_key_and_finds_what_was_kept() -> None:
     assert (after.graph_key, after.model) == (before.graph_key, before.model)
     assert after.model == f"{__name__}.Normed"
     assert before.attempts[0].engine["artefacts"] == "kept"
-    assert after.attempts[0].engine["artefacts"] == "model reused"
+    assert after.attempts[0].engine["artefacts"] == "graph reused"
 
 
 @torch.no_grad()

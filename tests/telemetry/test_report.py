@@ -174,7 +174,7 @@ def test_records_are_json_by_the_schema() -> None:
             "training",
         ),
         *("dynamic", "nodes", "inputs", "policy", "passes", "attempts", "chosen", "ranges"),
-        *("seconds", "waited", "recompiled", "late", "lock"),
+        *("seconds", "waited", "recompiled", "late", "dumped", "lock"),
         "runtime",
     ]
     assert record["schema"] == 1

@@ -847,7 +847,8 @@ def test_a_kernel_of_one_place_keeps_its_padding(monkeypatch) -> None:
     assert "the padding is counted" in last().attempts[0].engine["left_to_torch"][0]
     monkeypatch.setattr(kernels, "_RULES", ())
     torch.compiler.reset()
-    assert not torch.allclose(compiled(padded, NAME)(signal), padded(signal))
+    with composer.using({"cache": {"artefacts": 0}}):  # else the graph is found as it was
+        assert not torch.allclose(compiled(padded, NAME)(signal), padded(signal))
     assert last().chosen == NAME
 
 
