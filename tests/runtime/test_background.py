@@ -163,6 +163,22 @@ def test_floats_that_kernels_take_are_constants_of_what_the_sandbox_gets(sandbox
     assert len(composer.reports()) == 2
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, s: s - x, lambda x, s: torch.clamp(x, max=s), lambda x, s: x.sin() / s],
+    ids=["subtracted from", "a bound", "a divisor"],
+)
+def test_engine_that_is_built_at_a_call_keeps_no_float_of_that_call(function: Any) -> None:
+    """There is no compile of Dynamo then, which could guard it."""
+    options = {"chain": [FakeBackend("raises", at=2), "aot_eager"]}
+    f, x = (
+        torch.compile(function, backend="composer", options=options, dynamic=True),
+        torch.randn(5),
+    )
+    for number in (0.5, 0.5, 0.5, 0.25, 2.0):
+        torch.testing.assert_close(f(x, number), function(x, number))
+
+
 @SLOW
 def test_graph_with_floats_is_measured_in_a_sandbox() -> None:
     """By an engine that AOTAutograd prepares the graph for."""
