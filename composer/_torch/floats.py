@@ -28,13 +28,16 @@ other call, also one that is subtracted from (``torch/fx/passes/_tensorify_pytho
 torch 2.13)."""
 
 
-@optional(
-    "choosing in the background for graphs that take Python floats",
+_CHOOSING = "choosing in the background for graphs that take Python floats"
+_NAMES = (
     "torch._dynamo.symbolic_convert:TensorifyState",
     "torch._dynamo.exc:TensorifyScalarRestartAnalysis",
     "torch._guards:CompileContext",
     *(f"torch.utils._sympy.symbol:{each}" for each in ("SymT", "symbol_is_type")),
 )
+
+
+@optional(_CHOOSING, *_NAMES)
 def specialize_floats(gm: torch.fx.GraphModule) -> None:
     """Have Dynamo capture the graph anew, if it takes floats that can be no tensors.
 
@@ -58,13 +61,7 @@ def specialize_floats(gm: torch.fx.GraphModule) -> None:
         raise TensorifyScalarRestartAnalysis
 
 
-@optional(
-    "choosing in the background for graphs that take Python floats",
-    "torch._dynamo.symbolic_convert:TensorifyState",
-    "torch._guards:CompileContext",
-    *(f"torch.utils._sympy.symbol:{each}" for each in ("SymT", "symbol_is_type")),
-    without=lambda gm: contextlib.nullcontext(),
-)
+@optional(_CHOOSING, *_NAMES, without=lambda gm: contextlib.nullcontext())
 @contextlib.contextmanager
 def without_restart(gm: torch.fx.GraphModule) -> Iterator[None]:
     """Within, AOTAutograd does not look for floats that the graph no longer takes.
@@ -128,7 +125,7 @@ def _names_in(value: object) -> set[str]:
 def _takes_tensors(node: torch.fx.Node) -> bool:
     """True if a node computes the same with a tensor in place of a float.
 
-    What a float is computed from others by does not count, but what reads the result.
+    A node whose result is a float itself counts as one. The nodes that read its result decide.
     """
     if isinstance(node.meta.get("example_value"), torch.SymFloat | torch.SymBool):
         return True

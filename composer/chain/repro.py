@@ -93,7 +93,8 @@ class Kept:
     @staticmethod
     def of(request: GraphRequest, resolved: Resolved) -> Kept:
         """Return the graph, if the policy or ``COMPOSER_DUMP`` asks for it. It never raises."""
-        named, dumps = resolved.policy.repro, dump.folder()
+        named = resolved.policy.repro
+        dumps = dump.folder()
         kept = Kept(resolved.entries, key=request.graph_key)
         if named is None and dumps is None:
             return kept
@@ -196,14 +197,15 @@ def write(
 
 def program(case: Case, title: str, candidate: Mapping[str, Any]) -> str:
     """Return ``run.py`` for an engine that ``torch.compile`` calls."""
-    line = _engine_line(candidate, case.facts)
     imports = "import torch"
+    if not is_importable(candidate):
+        place = f"put the engine {candidate['backend']} here"
+        return script(case, title, imports, f"\nsys.exit({place!r})\n", candidate)
+    line = _engine_line(candidate, case.facts)
     for name in ("pkgutil", "composer"):
         if f"{name}." in line:
             imports = f"import {name}\n{imports}"
     function = f"\ndef engine(graph):\n    {line}\n"
-    if line.startswith("sys.exit"):
-        function = f"\n{line}\n"
     return script(case, title, imports, function, candidate)
 
 
@@ -241,9 +243,8 @@ def is_importable(candidate: Mapping[str, Any]) -> bool:
 
 def _engine_line(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Return the body of the function that has an engine compile a graph."""
-    name, options = candidate["backend"], candidate["options"]
-    if not is_importable(candidate):
-        return f"sys.exit({f'put the engine {name} here'!r})"
+    name = candidate["backend"]
+    options = candidate["options"]
     given = {"dynamic": repr(facts["dynamic"] or None)}
     if options:
         given["options"] = repr(options)

@@ -220,21 +220,25 @@ def difference(got: Any, expected: Any, exact: Any, settings: Settings) -> str:
         count = int((got != expected).sum())
         return f"differs in {count} of {got.numel()} elements" if count else ""
     wide = torch.complex128 if got.is_complex() else torch.float64
-    mine, eagers = got.to(wide), expected.to(wide)
+    mine = got.to(wide)
+    eagers = expected.to(wide)
     finite = eagers.isfinite()
     if not torch.isclose(mine[~finite], eagers[~finite], equal_nan=True).all():
         return "has no NaN or infinity where eager has one"
     if not mine[finite].isfinite().all():
         return "has a NaN or infinity where eager has none"
-    mine, eagers = mine[finite], eagers[finite]
+    mine = mine[finite]
+    eagers = eagers[finite]
     if not eagers.numel():
         return ""
-    right, own_error = eagers, 0.0
+    right = eagers
+    own_error = 0.0
     if isinstance(exact, torch.Tensor) and exact.shape == got.shape:
         right = exact.to(wide)[finite]
         own_error = float((eagers - right).abs().max())
     if not math.isfinite(own_error):  # float64 has numbers that overflow in this dtype
-        right, own_error = eagers, 0.0
+        right = eagers
+        own_error = 0.0
     usual = _TOLERANCES.get(got.dtype, _OTHER)
     rtol = usual[0] if settings.rtol is None else settings.rtol
     atol = usual[1] if settings.atol is None else settings.atol

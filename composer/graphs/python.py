@@ -38,7 +38,8 @@ def given(place, drawn):
     size = 1 + sum((n - 1) * step for n, step in zip(shape, strides)) if all(shape) else 0
     draw = torch.Generator().manual_seed(seed)
     is_number = dtype.is_floating_point or dtype.is_complex
-    low, count = like.get("low", 0), like.get("high", 0) - like.get("low", 0) + 1
+    low = like.get("low", 0)
+    count = like.get("high", 0) - low + 1
     if "of" in like:
         share = like.get("share", 0.5)
         values = torch.tensor(like["of"])
@@ -117,7 +118,8 @@ def as_python(
     body = "\n\n".join((*classes, _inputs(graph, value_at)))
     helpers = [text for name, text in _HELPERS.items() if re.search(rf"\b{name}\(", body)]
     used = "\n\n".join((*helpers, body))
-    imports, stubs = [], []
+    imports: list[str] = []
+    stubs: list[str] = []
     for name, value in sorted(names.items()):
         if not re.search(rf"(?<![\w.]){name}\b", used):
             continue
@@ -181,7 +183,8 @@ def expression(value: Any, *more: str) -> str:
         more: Further arguments of the function that draws a tensor.
     """
     if is_strided(value):
-        sizes, strides = tuple(map(_number, value.shape)), tuple(map(_number, value.stride()))
+        sizes = tuple(map(_number, value.shape))
+        strides = tuple(map(_number, value.stride()))
         given = (str(sizes), str(strides), str(value.dtype), repr(str(value.device)), *more)
         return f"tensor({', '.join(given)})"
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -207,7 +210,8 @@ def _import(name: str, value: Any) -> str:
         return f"{name} = float({str(value)!r})"
     if value is type(None):
         return f"{name} = type(None)"
-    module, attribute = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    module = getattr(value, "__module__", "")
+    attribute = getattr(value, "__qualname__", "")
     if module and attribute.isidentifier() and _leads_to(f"{module}:{attribute}", value):
         return f"from {module} import {attribute}{_alias(name, attribute)}"
     return ""

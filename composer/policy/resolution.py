@@ -77,7 +77,8 @@ class Resolved:
     @property
     def builds_apart(self) -> bool:
         """True if a sandbox may build a whole candidate before this process does."""
-        select, foreign = self.policy.select, [each for each in self.entries if not each.is_torchs]
+        select = self.policy.select
+        foreign = [each for each in self.entries if not each.is_torchs]
         if select.background:
             return True
         if select.by == "fastest" and foreign:

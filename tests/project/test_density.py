@@ -11,7 +11,7 @@ MOST_DECISIONS = 37.0
 """For 100 lines of function bodies. The aim is 32."""
 
 
-MOST_LINES = 56_291
+MOST_LINES = 56_299
 """In the ``*.py`` files of composer."""
 
 

@@ -16,6 +16,7 @@ import pytest
 import selective
 import torch
 from common import ROOT
+from facts import FACTS
 from typer.testing import CliRunner
 
 from composer.chain import repro as folders
@@ -29,16 +30,6 @@ from composer.tools.minify import programs, search, trial
 from composer.tools.minify.programs import Program
 
 F = torch.nn.functional
-
-FACTS = {
-    "mode": None,
-    "dynamic": False,
-    "training": False,
-    "autocast": [],
-    "default_dtype": "torch.float32",
-    "versions": {},
-    "policy": {},
-}
 GRAPH_FAULTS = ("raises", "out_of_memory", "exits", "returns_none", "mutates_graph")
 GRAPH_FAULTS += ("nan", "wrong_value", "wrong_shape", "wrong_dtype")
 

@@ -15,6 +15,7 @@ import faulty
 import pytest
 import torch
 from common import ROOT, compiled, last
+from facts import FACTS
 from forked import Interpreter
 from typer.testing import CliRunner
 
@@ -33,15 +34,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning
 Runs = Callable[..., int]
 
 SHARED = ROOT / "tests" / "shared"
-FACTS = {
-    "mode": None,
-    "dynamic": False,
-    "training": False,
-    "autocast": [],
-    "default_dtype": "torch.float32",
-    "versions": {},
-    "policy": {},
-}
 AT_COMPILE = ("raises", "out_of_memory", "mutates_graph", "returns_none")
 AT_CALLS = ("nan", "wrong_value", "wrong_shape", "wrong_dtype")
 

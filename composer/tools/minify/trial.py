@@ -138,7 +138,8 @@ def _both(got: Any, right: Any) -> str:
     error[torch.isclose(got, right, rtol=0, atol=0, equal_nan=True)] = 0.0
     place = int(error.nan_to_num(nan=torch.inf).argmax())
     where = [int(each) for each in torch.unravel_index(torch.tensor(place), got.shape)]
-    mine, eagers = got.flatten()[place].item(), right.flatten()[place].item()
+    mine = got.flatten()[place].item()
+    eagers = right.flatten()[place].item()
     return f"; element {where} is {mine!r}, eager's is {eagers!r}"
 
 
