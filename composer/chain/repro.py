@@ -102,7 +102,11 @@ class Kept:
             root = None if named is None else Path(named).absolute()
             kept = dataclasses.replace(kept, root=root)
             case = Case.of_request(request, with_data=is_on("COMPOSER_DUMP_DATA"))
-            case = dataclasses.replace(case, facts={**case.facts, "policy": told(resolved)})
+            precision = resolved.policy.precision
+            more: dict[str, Any] = {"policy": told(resolved)}
+            if precision.mode != "fp32":
+                more["max_error"] = precision.max_error
+            case = dataclasses.replace(case, facts={**case.facts, **more})
             dumped = ""
             if dumps is not None:
                 folder = dumps.path / f"graph-{request.number}"
@@ -216,6 +220,8 @@ def script(case: Case, title: str, imports: str, engine: str, candidate: Mapping
     pairs = "".join(f"({device!r}, {dtype})," for device, dtype in facts["autocast"])
     seconds = candidate.get("timeout") or _SECONDS
     settings = [f"grad={facts['training']}", f"seconds={seconds}", f"autocast=({pairs})"]
+    if facts.get("max_error") is not None:
+        settings.append(f"share={facts['max_error']}")
     if isinstance(bounds, Mapping):
         told = {name: bounds.get(name) for name in ("rtol", "atol")}
         settings += [f"{name}={value}" for name, value in told.items() if value is not None]

@@ -2,7 +2,8 @@
 
 =============  ====================================================================================
 ``graph.py``   ``class Graph`` with weights like those of the model, and ``inputs()``
-``check.py``   compares an engine with eager mode (:mod:`composer.graphs.check`)
+``check.py``   compares an engine with eager mode (:mod:`composer.graphs.check`), by
+               ``comparison.py``
 ``about.json`` modes of torch, versions, and what the writer says besides
 ``data.pt``    the values of weights and inputs, only if the user asked for them
 =============  ====================================================================================
@@ -29,7 +30,7 @@ import torch.fx
 from torch.fx.node import map_aggregate
 
 from composer import _torch
-from composer.graphs import check, python
+from composer.graphs import python
 from composer.graphs.likeness import like, like_number
 from composer.graphs.nodes import attribute_at
 from composer.graphs.written import Unsayable, qualified
@@ -145,7 +146,9 @@ class Case:
             texts = {"graph.py": self.text, "about.json": about, **(more or {})}
             for name, text in texts.items():
                 (made / name).write_text(text, encoding="utf-8")
-            shutil.copy(check.__file__, made / "check.py")
+            for name in ("check.py", "comparison.py"):
+                source = Path(__file__).with_name(name).read_text(encoding="utf-8")
+                (made / name).write_text(source.replace(f"{__package__}.", ""), encoding="utf-8")
             if self.data:
                 torch.save(dict(self.data), made / "data.pt")
             made.rename(folder)

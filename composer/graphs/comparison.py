@@ -1,16 +1,19 @@
-"""Comparison of the results of two runs of a graph, within bounds."""
+"""Comparison of the results of two runs of a graph, within bounds.
+
+It needs torch alone. A folder of :mod:`composer.graphs.case` has a copy of this file.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
-
-from composer import _torch
 
 Values = dict[str, Any]
 """Values by name, such as ``"output 0"``."""
@@ -19,17 +22,26 @@ Values = dict[str, Any]
 _GRADIENT = "gradient of "
 
 
-def gradients(outputs: Values, sources: Values) -> Values:
+def gradients(
+    outputs: Values,
+    sources: Values,
+    within: Callable[[Iterable[torch.Tensor]], AbstractContextManager[Any]] = (
+        contextlib.nullcontext
+    ),
+) -> Values:
     """Gradients of the outputs with respect to the leaves in ``sources`` that require one.
 
-    Hooks that the user registered on those leaves are not called.
+    Args:
+        outputs: The values to begin from.
+        sources: The values that may require a gradient.
+        within: A context manager around the backward, which gets the leaves.
     """
     roots = list(filter(requires_grad, outputs.values()))
     leaves = {name: each for name, each in sources.items() if requires_grad(each) and each.is_leaf}
     if not roots or not leaves:
         return {}
     weights = list(map(pattern, roots))
-    with _torch.modes.own_backward(leaves.values()):
+    with within(leaves.values()):
         found = torch.autograd.grad(roots, list(leaves.values()), weights, allow_unused=True)
     return dict(zip(map(name_of_gradient, leaves), found, strict=True))
 
@@ -62,7 +74,7 @@ def detached_copy(value: Any) -> Any:
 
 def devices(values: Iterable[Any]) -> list[torch.device]:
     """The CUDA devices of the tensors in ``values``, sorted by name."""
-    known = {each.device for each in _torch.tensors.tensors_among(values)}
+    known = {each.device for each in values if isinstance(each, torch.Tensor)}
     return sorted((each for each in known if each.type == "cuda"), key=str)
 
 
@@ -199,10 +211,11 @@ def is_gradient(name: str) -> bool:
 
 def largest_gradient(values: Values) -> float:
     """The largest finite absolute value in the gradients among the values; 0 if there is none."""
-    gradients = [each for name, each in values.items() if is_gradient(name)]
     largest = 0.0
-    for tensor in _torch.tensors.tensors_among(gradients):
-        size = wide(tensor).abs()
+    for name, value in values.items():
+        if not is_gradient(name) or not isinstance(value, torch.Tensor):
+            continue
+        size = wide(value).abs()
         finite = size[size.isfinite()]
         if finite.numel():
             largest = max(largest, float(finite.max()))

@@ -190,6 +190,32 @@ def test_a_difference_from_eager_is_seen(name: str) -> None:
     assert check.judged(Double, inputs, lambda module: engine, check.Settings()) == code
 
 
+FILLED = torch.full((2, 3), torch.finfo(torch.float32).min)
+BOUNDS = {
+    "beside fill values of a mask": (lambda x: torch.cat([FILLED, x]), 1.01, {}, check.WRONG),
+    "within the bounds": (lambda x: x, 1.01, {"rtol": 0.1}, check.RIGHT),
+    "in low precision": (lambda x: x, 1.01, {"share": 0.02}, check.RIGHT),
+    "too far off in low precision": (lambda x: x, 1.01, {"share": 0.005}, check.WRONG),
+    "where float64 does not overflow": (lambda x: x.half() * 60_000, 1.0, {}, check.RIGHT),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_numbers_are_compared_as_verify_compares_them(name: str) -> None:
+    """In particular beside numbers of another size."""
+    function, factor, bounds, code = BOUNDS[name]
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return (function(x),)
+
+    def engine(module: torch.nn.Module) -> Any:
+        return lambda x: [torch.where(each < -1e30, each, each * factor) for each in module(x)]
+
+    inputs = lambda: [torch.arange(1.0, 7.0).view(2, 3)]  # noqa: E731
+    assert check.judged(Module, inputs, engine, check.Settings(**bounds)) == code
+
+
 def test_nothing_is_said_where_eager_fails() -> None:
     """The drawn values may not be any that the graph takes."""
 

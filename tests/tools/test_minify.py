@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from composer.graphs import check
 from composer.graphs.case import Case
 from composer.testing import Fault
 from composer.tools import minify as minifier
-from composer.tools.minify import programs, search, trial
+from composer.tools import trial
+from composer.tools.minify import programs, search
 from composer.tools.minify.programs import Program
 
 F = torch.nn.functional
@@ -236,15 +237,16 @@ def written(folder: Path, engine: str, **facts: Any) -> Path:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Folders that were tried; one with gelu and sum shows a fault."""
-    tried = []
+    asked = []
 
-    def faults_of(folder: Path, seconds: float, factor: float | None) -> Mapping[str, str]:
-        tried.append(folder)
+    def tried(folder: Path, seconds: float, *, factor: float | None) -> trial.Trial:
+        asked.append(folder)
         text = (folder / "graph.py").read_text()
-        return {"crash": "it ended"} if "gelu(" in text and ".sum(" in text else {}
+        shows = "gelu(" in text and ".sum(" in text
+        return trial.Trial({"crash": "it ended"} if shows else {})
 
-    monkeypatch.setattr(minifier, "faults_of", faults_of)
-    return tried
+    monkeypatch.setattr(minifier, "tried", tried)
+    return asked
 
 
 def test_a_search_goes_on_where_it_ended(source: Path, tmp_path: Path, asked: list[Path]) -> None:
@@ -285,7 +287,7 @@ def test_a_smallest_program_has_no_file_of_values(source: Path, asked: list[Path
     """If it shows the fault with those that it draws."""
     found = minifier.minify(source, source.with_name("made"))
     assert sorted(each.name for each in found.folder.iterdir()) == [
-        *("about.json", "check.py", "graph.py", "policy.toml", "run.py")
+        *("about.json", "check.py", "comparison.py", "graph.py", "policy.toml", "run.py")
     ]
     assert found.program.startswith("class Graph(")
     assert "gelu_1.sum(-1)" in found.program
@@ -330,7 +332,7 @@ def test_ctrl_c_ends_the_command(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(minifier, "faults_of", interrupt)
+    monkeypatch.setattr(minifier, "tried", interrupt)
     done = CliRunner().invoke(app, ["minify", str(source)])
     assert (done.exit_code, "goes on from" in done.stderr) == (130, True)
 
@@ -343,10 +345,10 @@ def judged(
     for name in ("check", "graph"):
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
-    payload = json.dumps({"folder": str(folder), "factor": factor}).encode()
-    found = trial.judged(payload, lambda: None)
+    request = {"folder": str(folder), "factor": factor, "timed": False}
+    found = trial.judged(json.dumps(request).encode(), lambda: None)
     sys.modules.pop("graph")
-    return found
+    return dict(trial.Trial(**found).faults)
 
 
 KINDS = {
@@ -386,7 +388,7 @@ def test_an_engine_that_is_slower_is_at_fault_by_a_factor(
     assert judged(folder, monkeypatch) == {}
     assert judged(folder, monkeypatch, factor=2.0) == {}
     (what,) = judged(folder, monkeypatch, factor=0.5).items()
-    assert what == (trial.SLOWER, "a call takes 1 ms, eager's 1 ms")
+    assert what == (trial.SLOWER, "a call takes 1 times as long as eager's")
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def _gradients(outputs: Values, copies: Sequence[Any], request: GraphRequest) ->
         return {}
     passed = {f"input {i}": each for i, each in enumerate(copies)}
     held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
-    found = gradients(outputs, passed | held)
+    found = gradients(outputs, passed | held, _torch.modes.own_backward)
     for i in writes.assigned_inputs(request.gm) - writes.written_parameters(request):
         name = name_of_gradient(f"input {i}")
         if name in found and found[name] is None:

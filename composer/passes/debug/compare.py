@@ -96,7 +96,7 @@ def compiled_anew(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[.
 
 def _values(returned: Any, inputs: Values, state: Values) -> Values:
     outputs = {f"output {i}": each for i, each in enumerate(_torch.tensors.flatten(returned)[0])}
-    wanted = gradients(outputs, inputs | state)
+    wanted = gradients(outputs, inputs | state, _torch.modes.own_backward)
     after = {f"{name} afterwards": each for name, each in (inputs | state).items()}
     return {name: detached_copy(each) for name, each in (outputs | after | wanted).items()}
 

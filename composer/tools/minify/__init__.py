@@ -3,7 +3,7 @@
 It begins with a folder of :mod:`composer.tools.repro`, and makes folders of the same form. Each
 smaller program is kept as soon as it is found, so a search that was ended goes on from there.
 :mod:`~composer.tools.minify.search` has the search, :mod:`~composer.tools.minify.programs` the
-changes that it tries, and :mod:`~composer.tools.minify.trial` what runs in the child processes.
+changes that it tries, and :mod:`composer.tools.trial` what runs in the child processes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from composer.graphs.nodes import placeholders_of
 from composer.graphs.written import Unsayable, qualified
 from composer.tools.minify.programs import Program
 from composer.tools.minify.search import Minified, first_wrong, smallest
-from composer.tools.minify.trial import NON_FINITE, NUMBERS, faults_of
 from composer.tools.repro import WHOLE
+from composer.tools.trial import NON_FINITE, NUMBERS, tried
 
 __all__ = ["Minified", "Result", "minify", "smallest"]
 
@@ -97,7 +97,7 @@ def minify(
     limit = timeout or about.get("timeout") or about["candidate"].get("timeout") or _SECONDS
     facts = {**about, "timeout": limit, "factor": factor or about.get("factor")}
     facts.setdefault("from_data", about["with_data"])
-    faults = faults_of(begin.absolute(), limit, facts["factor"])
+    faults = tried(begin.absolute(), limit, factor=facts["factor"]).faults
     kind = about.get("fault") or next(iter(faults), "")
     if kind not in faults:
         raise ReproError(f"{str(begin)!r} does not show a fault: {kind}".removesuffix(": "))
@@ -244,7 +244,8 @@ class _Trials:
         except Unsayable:
             return False
         fault = self._facts["fault"]
-        faults = faults_of(self._room / "try", self._facts["timeout"], self._facts["factor"])
+        limit = self._facts["timeout"]
+        faults = tried(self._room / "try", limit, factor=self._facts["factor"]).faults
         self._seen = faults.get(fault, "")
         return fault in faults
 
