@@ -37,6 +37,10 @@ COMMANDS = {
         "minify:minify",
         "Find the smallest program on which an engine still does what a folder shows.",
     ),
+    "replay": (
+        "replay:replay",
+        "Compile the graphs of a lock with what is installed now, and say what changed.",
+    ),
     "doctor": (
         "doctor:doctor",
         "Try each engine on two small graphs, and say which it serves and what the others lack.",

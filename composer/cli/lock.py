@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,12 @@ from composer.chain.lock.recorded import recorded
 from composer.cli import run
 from composer.cli.process import refuse_switches
 from composer.cli.usage import USAGE, PolicyFile, fail, fail_if_not, fail_on
-from composer.errors import LockError, RecordError
+from composer.errors import LockError, RecordError, ReproError
 from composer.knowledge import lock_file
 from composer.knowledge.lock_file import LOCK_FILE, Lock
 from composer.telemetry.recording import Process
 from composer.telemetry.report import counted
+from composer.tools.replay import kept
 
 Script = Annotated[str | None, typer.Argument(help="A script's path; with -m a module's name.")]
 Records = Annotated[
@@ -39,6 +41,9 @@ Records = Annotated[
 LockFile = Annotated[Path, typer.Option("--lock", help="The file.")]
 Check = Annotated[
     bool, typer.Option("--check", help="Say what is not as the file has it; exit with 1 then.")
+]
+Graphs = Annotated[
+    bool, typer.Option("--graphs", help="Keep the graphs beside the file, for composer replay.")
 ]
 
 
@@ -50,10 +55,13 @@ def lock(
     records: Records = None,
     path: LockFile = Path(LOCK_FILE),
     check: Check = False,
+    graphs: Graphs = False,
     as_json: run.Json = False,
 ) -> None:
     """Run a script and write down which engine serves each graph; --check compares with that."""
     source: Callable[[Lock | None], _Program]
+    if graphs and check:
+        fail("--graphs writes, and --check compares: leave out one of them", USAGE)
     if records:
         if script is not None or module or policy is not None:
             fail("--from reads records and runs nothing: leave out SCRIPT, -m and --policy", USAGE)
@@ -69,8 +77,24 @@ def lock(
         command = [*(["-m"] if module else []), script, *(args or [])]
     if check:
         _compare(source, path.absolute(), as_json)
-    else:
-        _write(source, command, path.absolute(), as_json)
+        return
+    folder = path.absolute().with_suffix(".graphs") if graphs else None
+    with _dumping() if graphs else contextlib.nullcontext():
+        _write(source, command, path.absolute(), folder, as_json)
+
+
+@contextlib.contextmanager
+def _dumping() -> Iterator[None]:
+    """Have graphs written to a folder that is removed, unless the user has named one."""
+    if "COMPOSER_DUMP" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ["COMPOSER_DUMP"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["COMPOSER_DUMP"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +128,7 @@ def _run(script: str, args: list[str], module: bool, expected: Lock | None) -> _
     return _Program(observed.served(), stdout, code)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
     """Let SIGTERM end the program by ``SystemExit``, as Ctrl-C does by ``KeyboardInterrupt``."""
     here = os.getpid()
@@ -136,10 +160,19 @@ def _recorded(files: Sequence[Path], expected: Lock | None) -> _Program:
 
 
 def _write(
-    source: Callable[[Lock | None], _Program], command: Sequence[str], path: Path, as_json: bool
+    source: Callable[[Lock | None], _Program],
+    command: Sequence[str],
+    path: Path,
+    folder: Path | None,
+    as_json: bool,
 ) -> None:
-    """Write the lock of a program, and exit with its status if a signal ended it."""
+    """Write the lock of a program, and exit with its status if a signal ended it.
+
+    Its graphs go into ``folder``, unless that is ``None``.
+    """
     _check_place(path.resolve())
+    if folder is not None and kept.is_foreign(folder):
+        fail(f"{str(folder)!r} was not written by composer; remove it, or move it", USAGE)
     asked_for = lock_path()
     program = source(None)
     if program.code and not program.ended_by:
@@ -154,6 +187,10 @@ def _write(
     _check_content(content, program.code or 1)
     with fail_if_not("written", path):
         lock_file.write(path, content, command)
+    if folder is not None:
+        with fail_if_not("written", folder), fail_on(ReproError):
+            for line in kept.write(folder, program.served):
+                typer.echo(f"composer: {line}", err=True)
     if program.ended_by:
         so_far = f"{path.name} holds what it had compiled by then"
         typer.echo(f"composer: {program.ended_by} ended the script; {so_far}", err=True)
