@@ -46,7 +46,7 @@ _NOT_TOLD = frozenset({"locked", "model", "repro"})
 _WORD = re.compile(r"[\w+,-]*|[\w.]+:[\w.]+")
 """Matches texts of a policy that are told: words of composer's and of engines, names of code."""
 
-_TUNING = ("freeze", "passes", "precision")
+_TUNING = ("freeze", "passes")
 """Fields of the policy under which an engine runs the graph another way."""
 
 _RUN = '''"""{title}
@@ -164,6 +164,8 @@ class Kept:
         candidate = {"backend": spelled(entry.candidate.backend), "options": attempt.options}
         if attempt.status is Status.TIMED_OUT:
             candidate["timeout"] = entry.limits.timeout
+        if attempt.precision is not None:
+            candidate["precision"] = attempt.precision
         return candidate
 
 
@@ -220,7 +222,7 @@ def script(case: Case, title: str, imports: str, engine: str, candidate: Mapping
     pairs = "".join(f"({device!r}, {dtype})," for device, dtype in facts["autocast"])
     seconds = candidate.get("timeout") or _SECONDS
     settings = [f"grad={facts['training']}", f"seconds={seconds}", f"autocast=({pairs})"]
-    if facts.get("max_error") is not None:
+    if _low_precision(candidate, facts):
         settings.append(f"share={facts['max_error']}")
     if isinstance(bounds, Mapping):
         told = {name: bounds.get(name) for name in ("rtol", "atol")}
@@ -251,28 +253,40 @@ def _engine_line(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Return the body of the function that has an engine compile a graph."""
     name = candidate["backend"]
     options = candidate["options"]
+    precision = _low_precision(candidate, facts)
     given = {"dynamic": repr(facts["dynamic"] or None)}
     if options:
         given["options"] = repr(options)
-    if name == "inductor":
+    found = None if precision else find_backend(name)  # composer alone lowers the precision
+    if found is not None and name == "inductor":
         if facts["mode"] is not None and options:
             of_mode = f"torch._inductor.list_mode_options({facts['mode']!r})"
             given["options"] = f"{{**{of_mode}, **{options!r}}}"
         elif facts["mode"] is not None:
             given["mode"] = repr(facts["mode"])
         backend = repr(name)
-    elif isinstance(find_backend(name), CallableBackend) and names_code(name):
+    elif isinstance(found, CallableBackend) and names_code(name):
         backend = f"pkgutil.resolve_name({name!r})"
-    elif isinstance(find_backend(name), NamedBackend):
+    elif isinstance(found, NamedBackend):
         backend = repr(name.removeprefix(DYNAMO))
     else:
         policy = {each: facts["policy"][each] for each in _TUNING if each in facts["policy"]}
         policy |= {"chain": [{"backend": name, "options": options}], "strict": True}
         policy |= {"on_runtime_error": "raise", "min_coverage": 0.0}
+        if precision:
+            policy["precision"] = precision
         given["options"] = repr(policy)
         backend = "composer.__name__"
     arguments = ", ".join(f"{key}={text}" for key, text in given.items())
     return f"return torch.compile(graph, backend={backend}, {arguments})"
+
+
+def _low_precision(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> Any:
+    """Return the policy's precision in which an engine runs; ``None`` if it is the graph's."""
+    if "max_error" not in facts:
+        return None
+    precision = candidate.get("precision", facts["policy"]["precision"])
+    return None if precision == "fp32" else precision
 
 
 def policy_file(policy: Mapping[str, Any]) -> dict[str, str]:

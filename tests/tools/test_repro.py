@@ -204,6 +204,22 @@ def test_an_operator_that_onnx_runtime_computes_wrongly_is_shown(
     assert runs(tmp_path / "made", alone=True) == check.WRONG
 
 
+@pytest.mark.parametrize(
+    ("precision", "of"), [("bf16", "bf16"), ({"mode": "auto", "max_error": 0.02}, "fp32")]
+)
+def test_low_precision_shows_in_its_folder(precision: Any, of: str, tmp_path: Path) -> None:
+    """Composer lowers it there too. For float32 the folder has the engine alone."""
+    net = torch.nn.Linear(4, 4)
+    options = {"precision": precision, "verify": "compile", "repro": str(tmp_path)}
+    with torch.no_grad():
+        compiled(net, "faulty:nan", **options)(torch.ones(2, 4))
+    attempt = last().attempts[-1]
+    assert attempt.precision == of
+    text = (Path(attempt.engine["repro"]) / "run.py").read_text()
+    assert ("'precision': 'bf16'" in text) == (of == "bf16")
+    assert ("share=" in text) == (of == "bf16")
+
+
 NUMBER, WHOLE = 1234.5678, 424243
 
 
