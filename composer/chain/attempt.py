@@ -244,7 +244,7 @@ def _build_and_verify(
     narrowed = _narrowed(under_way, wide)
     if narrowed is None:
         bounds = entry.bounds
-        compiled = _build_within_limits(under_way, under_way.request, "fp32")
+        compiled = _build_within_limits(under_way, under_way.request, entry.told or "fp32")
     else:
         bounds = entry.bounds_in_low
         compiled = narrowed.around(_build_within_limits(under_way, narrowed.request, narrowed.told))
@@ -256,14 +256,14 @@ def _build_and_verify(
 
 
 def _narrowed(under_way: _UnderWay, wide: tuple[int, ...]) -> Narrow | None:
-    """Return the graph rewritten to low precision, if that is the candidate's precision.
+    """Return the graph rewritten to low precision, if that is still to be done.
 
     Raises:
         Refusal: ``skipped``, for a tentative candidate where the graph gains nothing from it.
     """
     entry = under_way.entry
     precision = entry.low
-    if precision is None:
+    if precision is None or entry.told is not None:
         under_way.precision = entry.precision
         return None
     try:
@@ -320,8 +320,7 @@ def _build_within_limits(
         facts=under_way.facts,
     )
     if is_built_apart(entry) and not (entry.is_fallback or entry.backend.isolates_itself):
-        apart = request, entry, precision, under_way.passes.shared
-        facts = sandbox.build_in_child(*apart, entry.limits)
+        facts = sandbox.build_in_child(request, entry, precision, under_way.passes.shared)
         under_way.facts.extra["isolated"] = facts
         terms = dataclasses.replace(terms, clock=Clock())
     try:
