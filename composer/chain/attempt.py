@@ -69,6 +69,7 @@ class _UnderWay:
     facts: BuildFacts
     options: dict[str, Any]
     among_ranks: bool = False
+    begins: Callable[[], object] = lambda: None
     precision: Precision | None = None
     wide: tuple[int, ...] = ()
 
@@ -82,6 +83,7 @@ def try_candidate(
     require_working: Callable[[ChainEntry, Fingerprint], None] = lambda entry, of: None,
     among_ranks: bool = False,
     at_run_time: bool = False,
+    begins: Callable[[], object] = lambda: None,
 ) -> Tried:
     """Make one attempt; return its record, and the compiled callable or the error.
 
@@ -98,6 +100,7 @@ def try_candidate(
         among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
         at_run_time: True if Dynamo's compile is over. Before that, Dynamo's control-flow exceptions
             are raised.
+        begins: Called before each build of the candidate, each of which has its limits for itself.
 
     Raises:
         KeyboardInterrupt, SystemExit: these, and exceptions of a signal handler, are raised. All
@@ -108,7 +111,8 @@ def try_candidate(
     started, handled = time.perf_counter(), sys.exception()
     fingerprint = Fingerprint(request, (entry.parts,))
     options = plain(entry.candidate.options)  # an engine may change its own
-    under_way = _UnderWay(request, entry, passes, made, BuildFacts(), options, among_ranks)
+    facts = BuildFacts()
+    under_way = _UnderWay(request, entry, passes, made, facts, options, among_ranks, begins)
     if lacks := _torch.names.off(look=False):
         under_way.facts.extra["torch_lacks"] = lacks
     try:
@@ -244,7 +248,7 @@ def _build_and_verify(
     narrowed = _narrowed(under_way, wide)
     if narrowed is None:
         bounds = entry.bounds
-        compiled = _build_within_limits(under_way, under_way.request, "fp32")
+        compiled = _build_within_limits(under_way, under_way.request, entry.told or "fp32")
     else:
         bounds = entry.bounds_in_low
         compiled = narrowed.around(_build_within_limits(under_way, narrowed.request, narrowed.told))
@@ -256,14 +260,14 @@ def _build_and_verify(
 
 
 def _narrowed(under_way: _UnderWay, wide: tuple[int, ...]) -> Narrow | None:
-    """Return the graph rewritten to low precision, if that is the candidate's precision.
+    """Return the graph rewritten to low precision, if that is still to be done.
 
     Raises:
         Refusal: ``skipped``, for a tentative candidate where the graph gains nothing from it.
     """
     entry = under_way.entry
     precision = entry.low
-    if precision is None:
+    if precision is None or entry.told is not None:
         under_way.precision = entry.precision
         return None
     try:
@@ -310,6 +314,7 @@ def _build_within_limits(
     under_way: _UnderWay, request: GraphRequest, precision: Precision
 ) -> Callable[..., Any]:
     entry = under_way.entry
+    under_way.begins()
     request = _in_dialect(under_way, request)
     terms = BuildTerms(
         limits=entry.limits,
@@ -320,8 +325,7 @@ def _build_within_limits(
         facts=under_way.facts,
     )
     if is_built_apart(entry) and not (entry.is_fallback or entry.backend.isolates_itself):
-        apart = request, entry, precision, under_way.passes.shared
-        facts = sandbox.build_in_child(*apart, entry.limits)
+        facts = sandbox.build_in_child(request, entry, precision, under_way.passes.shared)
         under_way.facts.extra["isolated"] = facts
         terms = dataclasses.replace(terms, clock=Clock())
     try:

@@ -46,6 +46,8 @@ class ChainEntry:
         precision: The precision of the candidate; ``None`` if the policy asks for none.
         tentative: True if it serves only if its numbers hold. The same candidate in fp32 is next.
         in_sandbox: True if this process is a sandbox, or a sandbox has run it on this graph.
+        told: In the sandbox of ``isolate``, the precision that the engine is asked for. The graph
+            is rewritten to the candidate's precision already.
         stays_here: True if the policy says that no sandbox is to build it (``isolate = false``).
         retries: True if the engine is built once more, with stricter settings, if its numbers are
             off.
@@ -65,6 +67,7 @@ class ChainEntry:
     precision: Precision | None = None
     tentative: bool = False
     in_sandbox: bool = False
+    told: Precision | None = None
     stays_here: bool = False
     retries: bool = False
     bounds_in_low: LowPrecisionBounds | None = None

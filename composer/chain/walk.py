@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 Step = Callable[[int | None, Sequence[Attempt]], None]
-"""Called in a sandbox before each candidate, with its place and the attempts so far."""
+"""Called in a sandbox before each candidate and build, with its place and the attempts so far."""
 
 
 def walk(
@@ -59,8 +60,8 @@ def walk(
         among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
         at_run_time: True if Dynamo's compile is over. Its control-flow exceptions then fail a
             candidate, as any other error does.
-        in_sandbox: Where this process is a sandbox, a function to call before each candidate with
-            its place and the attempts so far, and with ``None`` before they are measured.
+        in_sandbox: Where this process is a sandbox, a function to call before each candidate and
+            each build with its place and the attempts so far, and with ``None`` before measuring.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
@@ -191,12 +192,19 @@ class _Trying:
         """Return the eager fallback."""
         return choice.fallback_of(*self.eager.made(self.request), message)
 
-    def at(self, place: int, *, in_sandbox: bool = False) -> choice.Tried:
+    def at(
+        self,
+        place: int,
+        *,
+        in_sandbox: bool = False,
+        begins: Callable[[], object] = lambda: None,
+    ) -> choice.Tried:
         """Try the candidate at a place of the chain.
 
         Args:
             place: The place.
             in_sandbox: True if a sandbox has run it on this graph.
+            begins: Called before each build.
         """
         entry = self.entries[place]
         if in_sandbox:
@@ -211,6 +219,7 @@ class _Trying:
                 require_working=selftest.require,
                 among_ranks=self.among_ranks,
                 at_run_time=self.at_run_time,
+                begins=begins,
             )
         return dataclasses.replace(tried, passes=passes.records)
 
@@ -225,8 +234,9 @@ class _Trying:
             return self.refused[place]
         if self.in_sandbox is None:
             return self.at(place)
-        self.in_sandbox(place, [each.attempt for each in before])
-        return run_once(self.at(place), self.request)
+        step = functools.partial(self.in_sandbox, place, [each.attempt for each in before])
+        step()
+        return run_once(self.at(place, begins=step), self.request)
 
     def follow(self, decision: Decision, places: Sequence[int]) -> Outcome | None:
         """Build the candidates at these places until one is accepted; ``None`` if none is."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Generic, TypeVar
@@ -189,14 +189,20 @@ class Knowledge:
             if self.fills_store and store.get(key) is None:
                 store.put(key, own.fact.model_dump_json(indent=1))
             return Known(own.fact, own.source, store.trouble or own.trouble)
-        shared = Known(_read(kind, store.name, store.get(key)), store.name)
+        shared = _in_store(kind, store, key)
         if shared.fact is None or not _may_use(shared, fingerprint, settings):
             return Known(trouble=store.trouble or own.trouble)
         kind.cache().put(key, shared.fact.model_dump(mode="json"))
         return shared
 
     def learn(
-        self, fact: Fact, fingerprint: Fingerprint, settings: Cache, *, only_here: bool = False
+        self,
+        fact: F,
+        fingerprint: Fingerprint,
+        settings: Cache,
+        *,
+        only_here: bool = False,
+        join: Callable[[F, F], F] | None = None,
     ) -> str:
         """Remember a fact.
 
@@ -205,6 +211,7 @@ class Knowledge:
             fingerprint: What it is about.
             settings: What may be kept, and which store machines share.
             only_here: True keeps it in the memory of this process.
+            join: Makes one fact of a known one and this one; ``None`` if this one replaces it.
 
         Returns:
             Why it could not be kept beyond this process; empty if it could, or need not be.
@@ -212,17 +219,27 @@ class Knowledge:
         key = fingerprint.key(fact.depends_on)
         if key is None:
             return "nobody knows what the engines are"
-        self._remember(type(fact), key, Known(fact, _HERE))
+        kind = type(fact)
+
+        def joined(found: Callable[[], Known[F]]) -> F:
+            """Return what a place is to hold, where another process may have kept a fact since."""
+            known = None if join is None else _valid(found(), fingerprint, settings)
+            return fact if join is None or known is None else join(known, fact)
+
+        mine = joined(lambda: self.recall(kind, fingerprint, settings))
+        self._remember(kind, key, Known(mine, _HERE))
         if only_here or not fact.limit or not fingerprint.outlives_process(fact.depends_on):
             return ""
         own = fact.cache()
-        source = str(own.path) if own.put(key, fact.model_dump(mode="json")) else _HERE
+        on_disk = joined(lambda: self._on_disk(kind, key))
+        source = str(own.path) if own.put(key, on_disk.model_dump(mode="json")) else _HERE
         trouble = own.trouble if source == _HERE else ""
-        store = self._store(type(fact), settings)
+        store = self._store(kind, settings)
         if store is not None:
-            store.put(key, fact.model_dump_json(indent=1))
+            shared = joined(lambda: _in_store(kind, store, key))
+            store.put(key, shared.model_dump_json(indent=1))
             trouble = store.trouble
-        self._remember(type(fact), key, Known(fact, source, trouble))
+        self._remember(kind, key, Known(mine, source, trouble))
         return trouble
 
     def forget(self, kind: type[Fact], fingerprint: Fingerprint) -> None:
@@ -261,16 +278,25 @@ class Knowledge:
         return Known(fact, str(own.path), own.trouble)
 
 
+def _in_store(kind: type[F], store: SharedStore, key: str) -> Known[F]:
+    return Known(_read(kind, store.name, store.get(key)), store.name)
+
+
 def _may_use(known: Known[F], fingerprint: Fingerprint, settings: Cache) -> bool:
     """Return True if a fact was found that holds. What was learnt here before a reset does not."""
+    fact = _valid(known, fingerprint, settings)
+    return fact is not None and (fact.outlives_reset or fact.process != this_process())
+
+
+def _valid(known: Known[F], fingerprint: Fingerprint, settings: Cache) -> F | None:
+    """Return the fact that was found, if it is about these candidates and holds."""
     fact = known.fact
     if fact is None:
-        return False
+        return None
     if not fact.is_about(fingerprint):
         warn_of(f"{known.source!r} holds a {fact.noun} on another chain; it is not used")
-        return False
-    is_forgotten = fact.process == this_process() and not fact.outlives_reset
-    return not is_forgotten and _holds(fact, fingerprint, settings)
+        return None
+    return fact if _holds(fact, fingerprint, settings) else None
 
 
 def _holds(fact: Fact, fingerprint: Fingerprint, settings: Cache) -> bool:

@@ -71,7 +71,7 @@ def save(
         The report of the graphs in the file; ``str()`` is a table.
 
     Raises:
-        TypeError: arguments are neither a tuple nor a mapping.
+        TypeError: arguments are neither a tuple nor a mapping, or have values of numpy.
         ValueError: a call has the same tensor twice, there is no call, or the model reads a tensor
             that is held by an object that is no module.
         Exception: whatever the model or a compile raises.
@@ -145,7 +145,15 @@ class _Form:
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[_Form, list[torch.Tensor]]:
-        """Return the form of a call, and its tensors."""
+        """Return the form of a call, and its tensors.
+
+        Raises:
+            TypeError: an argument is, or holds, an array or a number of numpy.
+        """
+        for name, value in [*enumerate(args), *kwargs.items()]:
+            if any(map(_is_of_numpy, _torch.tensors.tree_flatten(value)[0])):
+                remedy = "give a tensor (torch.as_tensor), or a number of Python as a constant"
+                raise TypeError(f"a value of numpy is in argument {name!r}: {remedy}")
         given, spec = _torch.tensors.tree_flatten((tuple(args), dict(sorted(kwargs.items()))))
         inputs = [each for each in given if isinstance(each, torch.Tensor)]
         leaves = [torch.Tensor if isinstance(each, torch.Tensor) else each for each in given]
@@ -163,6 +171,11 @@ class _Form:
         args, kwargs = self.call(itertools.repeat("tensor"))
         named = (f"{name}={each}" for name, each in kwargs.items())
         return f"({', '.join((*map(str, args), *named))})"
+
+
+def _is_of_numpy(value: Any) -> bool:
+    """Return True for what Dynamo would make a tensor of while it traces."""
+    return any(each.__module__ == "numpy" for each in type(value).__mro__)
 
 
 class _Flat(torch.nn.Module):
@@ -275,7 +288,8 @@ class Shipped:
         )
         saved = _torch.files.function_as_bytes(ahead, inputs)
         self._functions.append(_Function.of(form, nested(range(len(leaves))), saved))
-        # The call is made as another process makes it, so that what the file lacks shows now.
+        # The call is made as another process makes it, so that what the file lacks shows now. That
+        # builds again, from the artefacts of the first build, which Dynamo's guards are made by.
         try:
             return warm_up(self, [call]).graphs
         except AttributeError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
+import sandboxes
 import torch
 from common import compiled, last
 from naps import short_nap
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from composer import _torch
 from composer.backends.base import Backend, Build, BuildRequest
+from composer.chain import sandbox
+from composer.knowledge import failure
 from composer.passes import ahead
 from composer.passes.canonical import to_aten
 from composer.passes.quantize_products import QuantizeProducts
@@ -240,6 +243,57 @@ def test_an_engine_without_such_kernels_keeps_float32_and_says_so() -> None:
     assert told()[0] == ("Floats", None, "skipped", "policy")
     assert "no kernels that are faster" in last().attempts[0].message
     assert len(Floats.given) == 2
+
+
+@pytest.fixture
+def sandbox_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandbox of ``isolate`` is this process."""
+    monkeypatch.setattr(sandbox.subprocesses, "ask", sandboxes.ask)
+
+
+class Chooses(Integers):
+    """An engine that applies the precision itself; it remembers what it was asked for."""
+
+    chooses_precision = True
+    asked: ClassVar[list[str]] = []
+
+    def build(self, request: BuildRequest) -> Build:
+        self.asked.append(request.terms.precision)
+        return super().build(request)
+
+
+@pytest.mark.usefixtures("sandbox_here")
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_sandbox_builds_in_the_precision_of_the_program(precision: str) -> None:
+    """What is proven there is what is built here: the same graph, in the same precision."""
+    Chooses.asked.clear()
+    compiled(layers(), Chooses, precision=precision, isolate=True)(torch.randn(4, 32))
+    assert told() == [("Chooses", precision, "succeeded", None)]
+    assert Chooses.asked == [precision] * 2
+    assert Integers.given[0] == Integers.given[1]
+
+
+class CannotInt8(Integers):
+    """An engine that fails with weights in eight bits."""
+
+    def build(self, request: BuildRequest) -> Build:
+        build = super().build(request)
+        if self.is_quantized:
+            raise RuntimeError("no such kernel")
+        return build
+
+
+@pytest.mark.usefixtures("sandbox_here")
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+def test_a_failure_in_a_sandbox_is_that_of_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandbox remembers that the candidate in int8 failed, and not that in float32."""
+    monkeypatch.setattr(failure, "WORTH_SECONDS", 0.0)
+    module, x = layers(), torch.randn(4, 32)
+    compiled(module, CannotInt8, precision="int8", isolate=True)(x)
+    assert last().attempts[0].reason == "build_failed"
+    torch.compiler.reset()
+    compiled(module, CannotInt8, isolate=True)(x)
+    assert last().attempts[0].accepted
 
 
 def test_auto_needs_a_measurement() -> None:

@@ -273,8 +273,25 @@ def test_graph_that_cannot_be_run_again_is_taken_whole_or_not(
 
 
 @torch.no_grad()
+def test_run_that_waits_for_other_programs_is_not_a_long_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The load of the machine decides nothing: only the CPU time of a run counts."""
+    run, waits = mixed_precision.run, iter([0.6])
+
+    def slower(*args: Any) -> Any:
+        time.sleep(next(waits, 0.0))
+        return run(*args)
+
+    monkeypatch.setattr(mixed_precision, "run", slower)
+    monkeypatch.setattr(mixed_precision, "_LONG", 0.5)
+    compiled(Early().eval(), Builds(), precision="auto")(torch.randn(4, 16))
+    assert last().attempts[0].engine["products_in_fp32"] == 1
+
+
+@torch.no_grad()
 def test_runs_may_get_too_slow_once_the_first_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine that is busy now: what was tried so far is all that is."""
+    """What was tried so far is all that is."""
     module, x, spy = Early().eval(), torch.randn(4, 16), Builds()
     off = in_bf16(module, x)
     torch.compiler.reset()

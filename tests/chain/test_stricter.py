@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import sandboxes
 import torch
 from common import compiled, last
 from spies import layers
@@ -14,6 +16,9 @@ from torch import Tensor
 from composer import _torch
 from composer.backends import find_backend
 from composer.backends.base import Backend, BuildRequest
+from composer.system.subprocesses import Limits
+
+decide = importlib.import_module("composer.chain.sandbox.decide")
 
 RETRIES = {"when": "compile", "retry": True}
 
@@ -107,6 +112,24 @@ def test_fastest_measures_the_engine_as_it_serves() -> None:
     f = compiled(double, Rough, verify=RETRIES, select="fastest")
     torch.testing.assert_close(f(x), double(x))
     assert last().attempts[0].engine["stricter"] == {"off": 0.0}
+
+
+def test_each_build_has_its_own_timeout_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandbox says when one begins, and the limit of time counts from then on."""
+    steps: list[tuple[int, float | None]] = []
+    hear = decide._Deciding._hear
+
+    def heard(deciding: Any, place: int, *tried: Any) -> Limits:
+        limits = hear(deciding, place, *tried)
+        steps.append((place, limits.timeout))
+        return limits
+
+    monkeypatch.setattr(decide._Deciding, "_hear", heard)
+    monkeypatch.setattr(decide.subprocesses, "ask", sandboxes.ask)
+    options = {"chain": [Rough], "verify": RETRIES, "select": "fastest", "timeout": 100}
+    torch.compile(double, backend="composer", options=options)(torch.randn(4))
+    assert last().attempts[0].engine["stricter"] == {"off": 0.0}
+    assert steps == [(0, 100)] * 3 + [(decide.MEASURING, None)]
 
 
 @pytest.mark.parametrize("name", ["onnxrt", "openvino", "inductor"])

@@ -222,6 +222,34 @@ def test_a_verdict_with_a_failure_depends_on_the_limits() -> None:
     assert verdict.fits(made({"limits": "1200 s"}))
 
 
+def verdict_at(size: int, process: str) -> Verdict:
+    """Return the verdict of a process at a size."""
+    verdict = fact(Verdict, made())
+    assert isinstance(verdict, Verdict)
+    (timed,) = verdict.candidates
+    sized = timed.model_copy(update={"timing": {**timed.figures, "size": size}})
+    return verdict.model_copy(update={"candidates": (sized,), "process": process})
+
+
+@pytest.mark.parametrize("on", ["the same disk", "a store"])
+def test_processes_that_measure_other_sizes_keep_the_verdicts_of_each_other(
+    on: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one of them has in its memory is not all that there is by now."""
+    settings = Cache(store=str(tmp_path / "store") if on == "a store" else None)
+    first, second, third = Knowledge(), Knowledge(), Knowledge()
+    for knowledge, process, size in ((first, "1", 4), (second, "2", 64), (first, "1", 1024)):
+        if settings.store:
+            monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / process))
+        verdict = verdict_at(size, process)
+        knowledge.learn(verdict, made(), settings, join=Verdict.and_at)
+    if settings.store:
+        monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "3"))
+    found = third.recall(Verdict, made(), settings).fact
+    assert found is not None
+    assert {each.size for each in found.at_all_sizes} == {4, 64, 1024}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_lock_alone_is_asked_where_it_is_given(kind: type[Fact]) -> None:
     """Nothing that this process has learnt, and nothing on disk, is found then."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from common import last, needs_torch
@@ -218,6 +219,28 @@ def test_a_call_without_meaning_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match="has a tensor twice"):
         composer.save(nn.Bilinear(4, 4, 2), path, [(x, x)])
     assert not path.exists()
+
+
+class Scaled(nn.Module):
+    """Takes numbers and arrays besides a tensor."""
+
+    def forward(self, x: Tensor, by: Any = 1.0) -> Tensor:
+        y: Tensor = x * (by[0] if isinstance(by, list) else by)
+        return y
+
+
+@pytest.mark.parametrize(
+    "by", [numpy.ones(4), numpy.ones(1), numpy.float32(2), [numpy.float64(2)]], ids=str
+)
+def test_values_of_numpy_are_refused_by_the_name_of_their_argument(path: Path, by: Any) -> None:
+    """When a file is made, and when it is called."""
+    x = torch.randn(2, 4)
+    for call, name in (((x, by), "1"), ({"x": x, "by": by}, "'by'")):
+        with pytest.raises(TypeError, match=f"numpy is in argument {name}: give a tensor"):
+            composer.save(Scaled(), path, [call], options={"chain": ["eager"]})
+    composer.save(Scaled(), path, [(x,)], options={"chain": ["eager"]})
+    with pytest.raises(TypeError, match="numpy is in argument 'by'"):
+        composer.load(path)(x, by=by)
 
 
 def test_the_caches_of_the_process_are_left_as_they_were(

@@ -32,19 +32,18 @@ __all__ = ["Undecided", "build_in_child", "decide", "surroundings"]
 def build_in_child(
     request: GraphRequest,
     entry: ChainEntry,
-    precision: Precision | None,
+    precision: Precision,
     shared: SharedPasses,
-    limits: subprocesses.Limits,
 ) -> dict[str, Any]:
     """Build a candidate in a sandbox, and run it once there.
 
     Args:
-        request: The graph; neither it nor its tensors are changed.
-        entry: The candidate.
-        precision: The precision that its engine computes in.
+        request: The graph, rewritten to the candidate's precision; neither it nor its tensors are
+            changed.
+        entry: The candidate. The limits of its build hold for the build and the run in the sandbox;
+            the start of the child process is not counted.
+        precision: The precision that its engine is asked for.
         shared: The passes of the later stages.
-        limits: The limits of the build and the run in the sandbox; the start of the child process
-            is not counted.
 
     Returns:
         What the record says of it.
@@ -54,16 +53,10 @@ def build_in_child(
             ``not_isolatable``; or the refusal of the attempt in the sandbox.
     """
     started = time.perf_counter()
-    alone = dataclasses.replace(
-        entry,
-        bounds=None,
-        bounds_in_low=None,
-        precision="bf16" if precision == "bf16" else None,
-        tentative=False,
-    )
+    alone = dataclasses.replace(entry, bounds=None, told=precision, tentative=False)
     with parcel.Memory() as memory:
         payload = parcel.pack(parcel.case(request, [alone], shared), memory)
-        answer = subprocesses.ask(parcel.WORK, payload, limits)
+        answer = subprocesses.ask(parcel.WORK, payload, entry.limits)
     # If Dynamo is to capture the graph anew, or a pass fails, the build in this process says so.
     for attempt in [] if "unfinished" in answer else parcel.attempts_of(answer):
         if not attempt.accepted:

@@ -170,8 +170,9 @@ class _Deciding:
 
     def _hear(self, place: int, tried: Sequence[dict[str, Any]]) -> Limits:
         """Note a step of the sandbox; return its limits."""
+        if place != self.place:
+            self.began = time.perf_counter()
         self.place = place
-        self.began = time.perf_counter()
         self.tried = parcel.attempts_of({"attempts": tried})
         if place == MEASURING:
             self._show("measuring, in a child process")

@@ -79,10 +79,8 @@ def keep(whole: Fingerprint, benchmark: Benchmark, outcome: Outcome) -> None:
         trouble = "some candidate may well be measured the next time that was not now"
     else:
         verdict = Verdict.of(whole, outcome, benchmark.least_seconds)
-        known = knowledge.recall(Verdict, whole, benchmark.cache).fact
-        if benchmark.ranges > 1 and known is not None:
-            verdict = known.and_at(verdict)
-        trouble = knowledge.learn(verdict, whole, benchmark.cache)
+        join = Verdict.and_at if benchmark.ranges > 1 else None
+        trouble = knowledge.learn(verdict, whole, benchmark.cache, join=join)
     knowledge.unkept[whole.request.graph_key] = trouble
 
 
