@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from composer import session
+from composer import _torch, session
 from composer.chain.candidates import ChainEntry, entries_of
 from composer.chain.lock.difference import between, versions
 from composer.chain.lock.observed import Observed, packages_of, server_of, versions_of
@@ -32,6 +32,7 @@ def hold(request: GraphRequest, resolved: Resolved) -> Resolved:
     Raises:
         LockError: the lock is missing or malformed. Or the graph differs from the lock's entry, and
             ``locked`` is not ``"warn"``.
+        TensorifyScalarRestartAnalysis: the graph differs, and takes floats. Dynamo starts anew.
     """
     observed: Observed | None = session.current().observed
     is_written = bool(os.environ.get(jsonl.PATH))  # to a file, of which a lock can be made
@@ -55,6 +56,8 @@ def hold(request: GraphRequest, resolved: Resolved) -> Resolved:
     entry = known.fact
     warns = resolved.policy.locked == "warn"
     objection = _objection(lock, graph, entry, resolved.entries) if observed is None else None
+    if objection:  # the lock may have what Dynamo captures where these floats are constants
+        _torch.floats.specialize_floats(request.gm)
     if objection and not warns:
         raise objection
     if objection:

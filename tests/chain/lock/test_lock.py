@@ -741,3 +741,22 @@ def test_the_lock_goes_over_a_verdict() -> None:
     x = torch.ones(4)
     torch.testing.assert_close(compiled(cosine, locked=True, **options)(x), cosine(x))
     assert last().chosen == other
+
+
+def test_a_float_that_is_no_input_in_the_end_is_none_in_the_lock() -> None:
+    """With ``dynamic`` the first capture of a graph has it as an input, and AOTAutograd asks again.
+
+    The lock has the second capture. So under ``locked`` the first is none that it does not know.
+    """
+    lines = ("def f(x, s=0.5):", "    return torch.nn.functional.elu(x, s)")
+    call = 'torch.compile(f, backend="composer", dynamic=True, options=OPTIONS)(torch.ones(4))'
+    program(*lines, call.replace("OPTIONS", str({"chain": ["aot_eager"]})))
+    (graph,) = lock()["graphs"]
+    assert not [each for each in graph["inputs"] if "float64" in each]
+    for value in ("raise", "warn"):
+        chain = {"chain": ["aot_eager"], "locked": value}
+        program(*lines, call.replace("OPTIONS", str(chain)))
+        done = run("run", "script.py")
+        assert done.exit_code == 0, done.output
+        assert last().lock is not None
+        assert (last().chosen, last().lock.unlocked) == ("aot_eager", "")
