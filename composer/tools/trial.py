@@ -26,6 +26,7 @@ from composer.errors import SandboxRefusal, causes, error_line
 from composer.graphs import check
 from composer.graphs.comparison import Mismatch, Values
 from composer.records import Status
+from composer.system.hardware import Waits
 from composer.system.subprocesses import Limits, ask
 
 STRUCTURE = "wrong shape or dtype"
@@ -62,6 +63,7 @@ class Trial:
         errors: The largest error of a value of the engine, and of eager mode: the root mean square
             of the difference from float64, as a share of that of the value. ``None`` if unknown.
         ratio: Eager's time over the engine's: the quartiles of the rounds. Empty if not asked for.
+        beside_load: True if other programs took the cores meanwhile, so that times say little.
         coverage: The share of the graph's work that the engine took, if composer ran it.
     """
 
@@ -69,6 +71,7 @@ class Trial:
     unknown: str = ""
     errors: tuple[float, float] | None = None
     ratio: Sequence[float] = ()
+    beside_load: bool = False
     coverage: float | None = None
 
 
@@ -129,6 +132,7 @@ def judged(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
 
         try:
             got = check.values_of(module, inputs(), once, settings)
+            waits = Waits.from_now()
             if request["timed"] or request["factor"] is not None:
                 check.values_of(module, inputs(), rounds, settings)
         except BaseException as error:  # noqa: BLE001  # an engine may raise SystemExit as well
@@ -139,6 +143,7 @@ def judged(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
         found["errors"] = errors_of(got, expected)
         found["coverage"] = _coverage()
         if ratios:
+            found["beside_load"] = waits.beside_load()
             found["ratio"] = quartiles = statistics.quantiles(ratios, n=4)
             if not faults and request["factor"] and quartiles[1] < 1 / request["factor"]:
                 what = f"a call takes {1 / quartiles[1]:.3g} times as long as eager's"

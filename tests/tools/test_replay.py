@@ -186,6 +186,7 @@ CHANGES: dict[str, tuple[Result, dict[str, Any], list[tuple[str, bool]]]] = {
     "a little slower": (WORKS, {"ratio": (1.7, 1.75, 1.8)}, []),
     "slower within the spread": (WORKS, {"ratio": (1.0, 1.5, 2.0)}, []),
     "slower": (WORKS, {"ratio": (1.4, 1.5, 1.6)}, [("slower: 2.00 (1.90-2.10) times", True)]),
+    "slower beside a load": (WORKS, {"ratio": (1.4, 1.5, 1.6), "beside_load": True}, []),
     "faster": (WORKS, {"ratio": (2.9, 3.0, 3.1)}, [("faster: 2.00", False)]),
     "takes less": (WORKS, {"coverage": 0.5}, [("takes 50% of the work; it was 90%", True)]),
     "takes more": (WORKS, {"coverage": 1.0}, [("takes 100% of the work", False)]),

@@ -109,7 +109,9 @@ def _inputs(locked: Sequence[str], here: Sequence[str]) -> str:
     if locked == here:
         return "inputs changed: strides, or what requires grad"
     if len(locked) != len(here):
-        return f"inputs changed: {', '.join(locked)} -> {', '.join(here)}"
+        gone = ", ".join(each for each in locked if each not in here)
+        new = ", ".join(each for each in here if each not in locked)
+        return f"inputs changed: {gone or 'none'} -> {new or 'none'}"
     pairs = zip(locked, here, strict=True)
     changed = [f"{before} -> {after}" for before, after in pairs if before != after]
     return f"inputs changed: {'; '.join(changed)}"

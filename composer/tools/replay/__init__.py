@@ -160,7 +160,7 @@ def changes_of(then: Result, now: Result) -> Iterator[Change]:
         if mine > _EXACTNESS * max(then.errors[0], eagers):
             text = f"its error is {mine:.1e}; it was {then.errors[0]:.1e}, eager's is {eagers:.1e}"
             yield Change(text, is_worse=True)
-    if then.ratio and now.ratio:
+    if then.ratio and now.ratio and not (then.beside_load or now.beside_load):
         yield from _speed(then, now)
 
 

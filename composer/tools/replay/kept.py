@@ -42,6 +42,7 @@ class Result:
     unknown: str = ""
     errors: Sequence[float] | None = None
     ratio: Sequence[float] = ()
+    beside_load: bool = False
     coverage: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -70,7 +71,8 @@ class Result:
         if not self.ratio:
             return ""
         low, middle, high = self.ratio
-        return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+        load = ", under a load" if self.beside_load else ""
+        return f"{middle:.2f} ({low:.2f}-{high:.2f}){load}"
 
 
 @dataclass(frozen=True)
