@@ -12,7 +12,15 @@ from typing import Any
 import numpy
 
 from composer.backends.openvino import library
-from composer.backends.openvino.nodes import constant_of, insert_behind, kinds_of, readers
+from composer.backends.openvino.nodes import (
+    constant_of,
+    insert_behind,
+    kinds_of,
+    nodes_of,
+    readers,
+    redirect,
+    sources,
+)
 
 _OF_EACH_ELEMENT = frozenset(
     {"Relu", "Clamp", "Maximum", "Minimum", "Exp", "HSigmoid", "HardSigmoid"}
@@ -32,6 +40,20 @@ def keep_nans(model: Any) -> None:
                 insert_behind(node, _with_nans_of_the_row)
         elif _loses_nans(node) and not all(map(_loses_nans, readers(node))):
             insert_behind(node, _with_nans_of_the_operand)
+
+
+def drop_checks(model: Any) -> None:
+    """Remove the check of a maximum pool for NaN where it reads ``Relu``, which returns none.
+
+    In the shared translation a mean pool over the same windows tells where NaN is.
+    """
+    for node in nodes_of(model, {"Select"}):
+        check, _, pooled = sources(node)
+        if check.get_type_name() != "IsNaN" or pooled.get_type_name() != "MaxPool":
+            continue
+        (mean,) = sources(check)
+        if mean.get_type_name() == "AvgPool" and kinds_of(sources(mean)) == ["Relu"]:
+            redirect(node.output(0).get_target_inputs(), pooled)
 
 
 def _with_nans_of_the_row(node: Any) -> Any:
