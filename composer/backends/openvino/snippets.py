@@ -124,31 +124,30 @@ def _swaps_both(node: Any) -> bool:
         return False
     queries = list(_line(scores[0], lambda each: sources(each)[:1]))
     result = list(_line(node, readers))
-    if not _swaps(queries) or not _swaps(result):
-        return False
-    return set(kinds_of(readers(result[-1]))) <= {"MatMul", "Result"}
+    ends = kinds_of(readers([node, *result][-1]))
+    return all(map(_swaps, (queries, result))) and {"MatMul", "Result"}.issuperset(ends)
 
 
 def _line(node: Any, step: Callable[[Any], list[Any]]) -> Iterator[Any]:
     """Yield the nodes next to a node that only move or copy its value, for one reader each."""
     found = step(node)
-    while len(found) == 1 and len(readers(found[0])) == 1 and _moves(found[0]):
+    while len(found) == 1 and _only_moves(found[0]):
         yield found[0]
         found = step(found[0])
 
 
-def _moves(node: Any) -> bool:
-    """True if a node returns the elements of its first operand, each once."""
+def _only_moves(node: Any) -> bool:
+    """True if a node returns the elements of its first operand, each once and to one reader."""
     kind = node.get_type_name()
-    if kind in _COPIES:
-        return sizes_of(node.input(0)) == sizes_of(node.output(0))
-    return kind in _MOVES
+    copies = kind in _COPIES and sizes_of(node.input(0)) == sizes_of(node.output(0))
+    return len(readers(node)) == 1 and (copies or kind in _MOVES)
 
 
 def _swaps(line: list[Any]) -> bool:
     """True if the first move of a line swaps heads and places, and is its only transpose."""
     moves = [node for node in line if node.get_type_name() in _MOVES]
-    if kinds_of(moves[:1]) != ["Transpose"] or kinds_of(moves).count("Transpose") > 1:
+    kinds = kinds_of(moves)
+    if (kinds[:1], kinds.count("Transpose")) != (["Transpose"], 1):
         return False
     order = constant_of(sources(moves[0])[1])
     return order is not None and order.data.tolist() == _SWAP

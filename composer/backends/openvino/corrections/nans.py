@@ -7,6 +7,7 @@ of a row with a NaN is NaN only in that one place, not in the whole row.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy
@@ -17,6 +18,7 @@ from composer.backends.openvino.nodes import (
     insert_behind,
     kinds_of,
     nodes_of,
+    reachable,
     readers,
     redirect,
     sources,
@@ -49,10 +51,8 @@ def drop_checks(model: Any) -> None:
     """
     for node in nodes_of(model, {"Select"}):
         check, _, pooled = sources(node)
-        if check.get_type_name() != "IsNaN" or pooled.get_type_name() != "MaxPool":
-            continue
-        (mean,) = sources(check)
-        if mean.get_type_name() == "AvgPool" and kinds_of(sources(mean)) == ["Relu"]:
+        checked = itertools.islice(reachable(check, lambda each: sources(each)[:1]), 2)
+        if kinds_of([pooled, check, *checked]) == ["MaxPool", "IsNaN", "AvgPool", "Relu"]:
             redirect(node.output(0).get_target_inputs(), pooled)
 
 
