@@ -163,7 +163,8 @@ def _properties(read: Any, settings: Settings, asked: Mapping[str, str]) -> dict
     """
     config = dict(asked)
     if settings.device == "CPU":
-        config = {**config_for(read), **config}
+        in_float32 = config.get("INFERENCE_PRECISION_HINT") == "f32"
+        config = {**config_for(read, in_float32=in_float32), **config}
     if config.get("INFERENCE_NUM_THREADS") == "1" and has_gate(read):
         config["INFERENCE_PRECISION_HINT"] = "f32"
     return config

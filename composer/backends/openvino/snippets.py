@@ -5,10 +5,11 @@ OpenVINO 2026.4 makes three kinds of them wrongly:
 - Sequences of products of two dimensions. OpenVINO fuses the operations behind a product into the
   kernel. For a difference, a quotient or a power with a second operand the process crashes during
   compilation; OpenVINO rejects ``Mish``.
-- Attention with a transpose of the queries or of the result. The kernel takes the transpose in, and
-  writes its result over the queries where both have the same shape. If the transpose does not
+- Attention with a transpose of either the queries or the result. The kernel takes the transpose in,
+  and writes its result over the queries where both have the same shape. If the transpose does not
   change the shape (as many queries as heads), rows are overwritten before they are read, and the
-  numbers are wrong. With dynamic sizes the result has memory of its own.
+  numbers are wrong. They are right if the kernel takes in both transposes, which it does in float32
+  only. With dynamic sizes the result has memory of its own.
 - Attention whose result is combined with a computed operand, and then divided by or normalized with
   the sums of its rows. The process crashes during compilation.
 """
@@ -18,10 +19,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from composer.backends.openvino.nodes import (
+    constant_of,
     kinds_of,
     rank_of,
     reachable,
@@ -41,15 +43,25 @@ _BREAK_BY_OPERAND = {"Subtract", "Divide", "Power", "SquaredDifference", "Mod", 
 _LENGTH, _RANK = 2, 2
 _PRODUCTS = {"MatMul", "ScaledDotProductAttention"}
 _MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
+_COPIES = {"Identity", "Broadcast"}
+_SWAP = [0, 2, 1, 3]
+"""The only order of a transpose of queries or a result that the kernel takes in."""
 
 
-def config_for(read: Any) -> Mapping[str, str]:
-    """Return the properties that a model needs; empty unless a kernel for it would be wrong."""
+def config_for(read: Any, *, in_float32: bool) -> Mapping[str, str]:
+    """Return the properties that a model needs; empty unless a kernel for it would be wrong.
+
+    Args:
+        read: A model as OpenVINO read it.
+        in_float32: True if OpenVINO computes float32 in no other precision.
+    """
     nodes = read.get_ops()
     if _breaks_a_sequence(nodes):
         return SEPARATE
     for node in nodes:
-        if _is_overwritten(node) or _is_normalized(node):
+        if _is_normalized(node):
+            return SEPARATE
+        if _may_be_overwritten(node) and not (in_float32 and _swaps_both(node)):
             return SEPARATE
     return {}
 
@@ -80,15 +92,65 @@ def _is_number(node: Any) -> bool:
     return bool(node.get_type_name() == "Constant" and math.prod(node.get_output_shape(0)) == 1)
 
 
-def _is_overwritten(node: Any) -> bool:
-    """True for a transpose that keeps the shape, of what a product reads or returns."""
-    if node.get_type_name() != "Transpose":
+def _may_be_overwritten(node: Any) -> bool:
+    """True for attention over as many queries as heads: a transpose may keep its shape."""
+    if node.get_type_name() != "ScaledDotProductAttention" and not _scores_of(node):
         return False
-    sizes = sizes_of(node.input(0))
-    if len(sizes) <= _RANK or -1 in sizes or sizes != sizes_of(node.output(0)):
+    sizes = sizes_of(node.output(0))
+    return len(sizes) == len(_SWAP) and sizes[1] == sizes[2] != -1
+
+
+def _scores_of(node: Any) -> list[Any]:
+    """Return the products that a product reads as its first operand, maybe by way of a softmax."""
+    if node.get_type_name() != "MatMul":
+        return []
+    operand = sources(node)[0]
+
+    def passes(other: Any) -> bool:
+        return other.get_type_name() != "Transpose" and _hands_on(operand, other)
+
+    behind = reachable(operand, sources, passes) if passes(operand) else ()
+    return [each for each in (operand, *behind) if each.get_type_name() == "MatMul"]
+
+
+def _swaps_both(node: Any) -> bool:
+    """True if the kernel of attention is sure to take in a transpose of queries and of the result.
+
+    A transpose beside another one is left out: OpenVINO makes one of both. So is a transpose of a
+    result that is not read by a product: element-wise operations behind it are moved in front.
+    """
+    scores = _scores_of(node)
+    if len(scores) != 1:
         return False
-    neighbours = itertools.chain(_users(node), _origins(node))
-    return not _PRODUCTS.isdisjoint(kinds_of(neighbours))
+    queries = list(_line(scores[0], lambda each: sources(each)[:1]))
+    result = list(_line(node, readers))
+    ends = kinds_of(readers([node, *result][-1]))
+    return all(map(_swaps, (queries, result))) and {"MatMul", "Result"}.issuperset(ends)
+
+
+def _line(node: Any, step: Callable[[Any], list[Any]]) -> Iterator[Any]:
+    """Yield the nodes next to a node that only move or copy its value, for one reader each."""
+    found = step(node)
+    while len(found) == 1 and _only_moves(found[0]):
+        yield found[0]
+        found = step(found[0])
+
+
+def _only_moves(node: Any) -> bool:
+    """True if a node returns the elements of its first operand, each once and to one reader."""
+    kind = node.get_type_name()
+    copies = kind in _COPIES and sizes_of(node.input(0)) == sizes_of(node.output(0))
+    return len(readers(node)) == 1 and (copies or kind in _MOVES)
+
+
+def _swaps(line: list[Any]) -> bool:
+    """True if the first move of a line swaps heads and places, and is its only transpose."""
+    moves = [node for node in line if node.get_type_name() in _MOVES]
+    kinds = kinds_of(moves)
+    if (kinds[:1], kinds.count("Transpose")) != (["Transpose"], 1):
+        return False
+    order = constant_of(sources(moves[0])[1])
+    return order is not None and order.data.tolist() == _SWAP
 
 
 def _is_normalized(node: Any) -> bool:
@@ -119,11 +181,6 @@ def _users(node: Any) -> Iterator[Any]:
     The search stops at products: they are yielded, but their users are not.
     """
     return reachable(node, readers, functools.partial(_hands_on, node))
-
-
-def _origins(node: Any) -> Iterator[Any]:
-    """Yield what a node is computed from, also before element-wise operations and moves."""
-    return reachable(node, sources, functools.partial(_hands_on, node))
 
 
 def _hands_on(node: Any, other: Any) -> bool:

@@ -1251,6 +1251,7 @@ LOSES_NAN = {
     "exp": torch.exp,
     "several": lambda x: F.softmax(F.relu(x * 2).clamp(max=3) + 1, 0).sum(-1),
     "behind a layer": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval(),
+    "pool behind relu": lambda x: F.max_pool2d(x.relu().view(1, 2, 4, -1), 3, 2, 1),
 }
 
 
@@ -1266,6 +1267,33 @@ def test_nan_is_kept_where_that_is_asked_for(function, dynamic: bool) -> None:
         assert last().attempts[0].engine["keeps_nan"] is True
         x[1, 2] = torch.nan
         torch.testing.assert_close(run(x), function(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("before", "keeps", "checks"),
+    [(F.relu, False, False), (F.relu, True, True), (F.tanh, False, True)],
+)
+def test_pools_are_checked_for_nan_where_one_may_come(
+    before, keeps: bool, checks: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO's ``relu`` returns none, unless it is told to; a check is a second pool."""
+    kinds: set[str] = set()
+
+    def spy(model, **how):
+        corrections.correct(model, **how)
+        kinds.update(node.get_type_name() for node in model.get_ops())
+
+    monkeypatch.setattr(compiling, "correct", spy)
+    one = {"backend": NAME, "options": {"keeps_nan": keeps}}
+    x = torch.randn(2, 3, 8, 8)
+    run = compiled(lambda x: F.max_pool2d(before(x), 3, 2, 1), one, dynamic=dynamic)
+    torch.testing.assert_close(run(x), F.max_pool2d(before(x), 3, 2, 1))
+    assert ("AvgPool" in kinds) is checks
+    x[1, 2, 3, 4] = torch.nan
+    if checks:
+        expected = F.max_pool2d(before(x), 3, 2, 1)
+        torch.testing.assert_close(run(x), expected, equal_nan=True)
 
 
 @upstream

@@ -13,6 +13,7 @@ from composer import _torch
 from composer.backends.openvino import compiled as compiling
 from composer.backends.openvino import corrections
 from composer.backends.openvino.corrections import rotations
+from composer.backends.openvino.snippets import SEPARATE
 from composer.errors import FallbackWarning
 
 pytest.importorskip("openvino", reason="the engine itself")
@@ -128,11 +129,112 @@ def test_packed_queries_as_many_as_heads_are_not_written_over(dynamic, precision
     assert last().chosen == NAME
 
 
+def attended(q, k, v):
+    """With the heads apart, as in :func:`attention`, and a bias of the scores, as in T5."""
+    q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (q, k, v))
+    places = torch.arange(k.shape[2]) * 0.1
+    return (q @ k.transpose(-1, -2) + places).softmax(-1) @ v
+
+
+def joined(rows):
+    """The heads side by side."""
+    return rows.transpose(1, 2).flatten(-2)
+
+
+def by_hand(q, k, v):
+    """With the heads apart, and a softmax that is written out."""
+    q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (q, k, v))
+    scores = (q @ k.transpose(-1, -2) * 0.1).exp()
+    return scores / scores.sum(-1, keepdim=True) @ v
+
+
+class Attended(torch.nn.Module):
+    """Attention as in T5, whose result goes through ``behind`` and then through a layer."""
+
+    def __init__(self, behind):
+        super().__init__()
+        self.behind = behind
+        self.inward = torch.nn.Linear(HEADS * 16, HEADS * 16, bias=False)
+        self.outward = torch.nn.Linear(HEADS * 16, HEADS * 16, bias=False)
+
+    def forward(self, q, k, v):
+        return self.outward(self.behind(attended(self.inward(q), k, v)))
+
+
+SWAPPED = {
+    "both": Attended(joined),
+    "both, as results": lambda q, k, v: joined(attended(q.sin(), k, v)),
+}
+NOT_SURELY = {
+    "a result that is scaled": Attended(lambda rows: joined(rows) * 0.5),
+    "a result before an activation": Attended(lambda rows: joined(rows).relu()),
+    "a result that is turned again": Attended(
+        lambda rows: rows.transpose(1, 2).transpose(2, 3).flatten(-2)
+    ),
+    "a result in another order": Attended(lambda rows: rows.permute(2, 0, 1, 3).flatten(-2)),
+    "queries for each element": lambda q, k, v: joined(
+        (
+            q.sin().unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            * torch.linspace(0.5, 1, 16)
+            @ k.unflatten(-1, (HEADS, -1)).permute(0, 2, 3, 1)
+        ).softmax(-1)
+        @ v.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    ),
+    "a softmax by hand": by_hand,
+}
+
+
+@pytest.fixture
+def properties(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """What the rule sets for each model that is compiled meanwhile."""
+    found = []
+    rule = compiling.config_for
+
+    def spy(read, *, in_float32):
+        found.append(rule(read, in_float32=in_float32))
+        return found[-1]
+
+    monkeypatch.setattr(compiling, "config_for", spy)
+    return found
+
+
+@pytest.mark.parametrize("places", [HEADS, 24])
+@pytest.mark.parametrize("function", SWAPPED.values(), ids=SWAPPED)
+def test_queries_and_a_result_that_are_both_transposed_cost_no_kernel(
+    function, places: int, properties
+) -> None:
+    """In float32 the kernel takes in both transposes, so that the result lies as the queries do."""
+    q, *others = (torch.randn(2, each, HEADS * 16) for each in (HEADS, places, places))
+    check(function, q, *others, precision="fp32")
+    assert properties == [{}]
+
+
+@pytest.mark.parametrize("function", NOT_SURELY.values(), ids=NOT_SURELY)
+def test_one_transpose_of_queries_or_a_result_costs_the_kernel(function, properties) -> None:
+    """It does where it is not sure that the kernel takes in the other one, too."""
+    check(function, *torch.randn(3, 2, HEADS, HEADS * 16), precision="fp32")
+    assert SEPARATE in properties
+
+
+def test_other_numbers_of_queries_cost_no_kernel(properties) -> None:
+    """The result is not as large as the transposed queries, so it has memory of its own."""
+    check(Packed(), torch.randn(2, HEADS + 1, HEADS * 16), precision="fp32")
+    assert properties == [{}]
+
+
+def test_both_transposes_cost_the_kernel_in_bfloat16(properties) -> None:
+    """It takes in that of the queries only."""
+    given = torch.randn(3, 2, HEADS, HEADS * 16)
+    run = compiled(SWAPPED["both"], NAME, precision="bf16")
+    assert (run(*given) - SWAPPED["both"](*given)).abs().max() < 0.05
+    assert properties == [SEPARATE]
+
+
 @upstream
 @WIDE
 def test_openvino_writes_over_packed_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
-    monkeypatch.setattr(compiling, "config_for", lambda read: {})
+    monkeypatch.setattr(compiling, "config_for", lambda read, in_float32: {})
     model, x = Packed(), torch.randn(2, HEADS, HEADS * 16)
     assert (compiled(model, NAME, verify="off")(x) - model(x)).abs().max() > 0.01
 
@@ -144,7 +246,7 @@ def test_openvino_writes_over_them(function, precision, monkeypatch: pytest.Monk
     """The rule may go when it does not any more (2026.4 does)."""
     if precision == "bf16" and not _torch.processor.multiplies_bf16():
         pytest.skip("computed in float32 here")
-    monkeypatch.setattr(compiling, "config_for", lambda read: {})
+    monkeypatch.setattr(compiling, "config_for", lambda read, in_float32: {})
     q, *others = (torch.randn(2, places, HEADS * 16) for places in (HEADS, 24, 24))
     found = compiled(function, NAME, precision=precision)(q, *others)
     assert (found - function(q, *others)).abs().max() > 0.1

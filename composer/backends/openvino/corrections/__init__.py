@@ -16,7 +16,7 @@ from composer.backends.openvino.corrections.extra_dimensions import spell_out_ra
 from composer.backends.openvino.corrections.gelus import tell_from_gelu
 from composer.backends.openvino.corrections.magnitudes import compute_magnitudes, keep_signs
 from composer.backends.openvino.corrections.masks import bound_masks
-from composer.backends.openvino.corrections.nans import keep_nans
+from composer.backends.openvino.corrections.nans import drop_checks, keep_nans
 from composer.backends.openvino.corrections.quotients import divide_where_it_shows
 from composer.backends.openvino.corrections.reductions import spell_out_reductions
 from composer.backends.openvino.corrections.rotations import line_up_rotations
@@ -62,3 +62,5 @@ def correct(model: Any, *, in_bfloat16: bool, keeps_nan: bool) -> None:
         edit(model)
     if keeps_nan:  # last: the other rewrites look at the users of a node
         keep_nans(model)
+    else:
+        drop_checks(model)

@@ -7,12 +7,22 @@ of a row with a NaN is NaN only in that one place, not in the whole row.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy
 
 from composer.backends.openvino import library
-from composer.backends.openvino.nodes import constant_of, insert_behind, kinds_of, readers
+from composer.backends.openvino.nodes import (
+    constant_of,
+    insert_behind,
+    kinds_of,
+    nodes_of,
+    reachable,
+    readers,
+    redirect,
+    sources,
+)
 
 _OF_EACH_ELEMENT = frozenset(
     {"Relu", "Clamp", "Maximum", "Minimum", "Exp", "HSigmoid", "HardSigmoid"}
@@ -32,6 +42,18 @@ def keep_nans(model: Any) -> None:
                 insert_behind(node, _with_nans_of_the_row)
         elif _loses_nans(node) and not all(map(_loses_nans, readers(node))):
             insert_behind(node, _with_nans_of_the_operand)
+
+
+def drop_checks(model: Any) -> None:
+    """Remove the check of a maximum pool for NaN where it reads ``Relu``, which returns none.
+
+    In the shared translation a mean pool over the same windows tells where NaN is.
+    """
+    for node in nodes_of(model, {"Select"}):
+        check, _, pooled = sources(node)
+        checked = itertools.islice(reachable(check, lambda each: sources(each)[:1]), 2)
+        if kinds_of([pooled, check, *checked]) == ["MaxPool", "IsNaN", "AvgPool", "Relu"]:
+            redirect(node.output(0).get_target_inputs(), pooled)
 
 
 def _with_nans_of_the_row(node: Any) -> Any:
