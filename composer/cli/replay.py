@@ -68,41 +68,31 @@ def _print(replayed: Sequence[Replayed], worse: int) -> None:
     table.add_column("times eager's speed", justify="right")
     for each in replayed:
         now = each.now
-        errors = " / ".join(f"{error:.0e}" for error in now.errors or ())
+        errors = "{:.0e} / {:.0e}".format(*now.errors)
         table.add_row(*map(escape, (each.graph, each.engine, now.outcome, errors, now.speed)))
     console.print(table)
     for line in _lines(replayed):
         console.print(escape(printable(line)))
     first = sum(each.then is None for each in replayed)
     if first:
-        what = f"{counted(first, 'result')} kept: later replays are compared with them"
-        console.print(what)
-    if worse or first < len(replayed):
-        console.print(f"{worse} of {counted(len(replayed), 'result')} worse")
+        console.print(f"{counted(first, 'result')} kept: later replays are compared with them")
+    console.print(f"{worse} of {counted(len(replayed), 'result')} worse")
 
 
 def _upgrades(replayed: Sequence[Replayed]) -> Iterator[str]:
     """Yield the versions that are not those of the earlier results, each once."""
-    lines: dict[str, None] = {}
-    for each in replayed:
-        if each.then is None:
-            continue
-        for name in sorted({*each.then.versions, *each.now.versions}):
-            then = each.then.versions.get(name, "none")
-            now = each.now.versions.get(name, "none")
-            if then != now:
-                lines[f"{name} {then} -> {now}"] = None
-    yield from lines
+    pairs = [(each.then, each.now) for each in replayed if each.then is not None]
+    changed = {
+        (name, then.versions.get(name, "none"), version)
+        for then, now in pairs
+        for name, version in now.versions.items()
+    }
+    yield from sorted(f"{name} {old} -> {new}" for name, old, new in changed if old != new)
 
 
 def _lines(replayed: Sequence[Replayed]) -> Iterator[str]:
     """Yield what changed, and without an earlier result what goes wrong."""
     for each in replayed:
-        who = f"{each.graph} by {each.engine}"
-        if each.now.unknown:
-            yield f"{who}: unknown: {each.now.unknown}"
-        elif each.then is None and each.now.kind:
-            yield f"{who}: {each.now.kind}: {each.now.faults[each.now.kind]}"
         for change in each.changes:
             mark = "worse: " if change.is_worse else ""
-            yield f"{who}: {mark}{change.text}"
+            yield f"{each.graph} by {each.engine}: {mark}{change.text}"

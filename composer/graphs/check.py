@@ -182,11 +182,10 @@ class Expected:
             found[""] = (Mismatch.STRUCTURE, counts)
         largest = largest_gradient(self.exact or self.values)
         for name in got.keys() & self.values.keys():
-            right = self.exact.get(name)
             mismatch = mismatch_of(
                 got[name],
                 self.values[name],
-                right if isinstance(right, torch.Tensor) else None,
+                self.exact.get(name),
                 self.settings.bounds,
                 largest if is_gradient(name) else 0.0,
             )

@@ -24,7 +24,7 @@ import torch
 from composer import session
 from composer.errors import SandboxRefusal, causes, error_line
 from composer.graphs import check
-from composer.graphs.comparison import Mismatch, Values
+from composer.graphs.comparison import Mismatch, Values, errors_of
 from composer.records import Status
 from composer.system.hardware import Waits
 from composer.system.subprocesses import Limits, ask
@@ -60,19 +60,19 @@ class Trial:
     Attributes:
         faults: What was seen of each fault, by its kind, the gravest first.
         unknown: Why nothing can be said of the engine; else empty.
-        errors: The largest error of a value of the engine, and of eager mode: the root mean square
-            of the difference from float64, as a share of that of the value. ``None`` if unknown.
+        errors: The largest error of a value of the engine, and of eager mode: the difference from
+            float64, as a share of the root mean square of the value. Zeros if unknown.
         ratio: Eager's time over the engine's: the quartiles of the rounds. Empty if not asked for.
         beside_load: True if other programs took the cores meanwhile, so that times say little.
-        coverage: The share of the graph's work that the engine took, if composer ran it.
+        coverage: The share of the graph's work that the engine took; 1 if composer did not run it.
     """
 
     faults: Mapping[str, str] = field(default_factory=dict)
     unknown: str = ""
-    errors: tuple[float, float] | None = None
+    errors: Sequence[float] = (0.0, 0.0)
     ratio: Sequence[float] = ()
     beside_load: bool = False
-    coverage: float | None = None
+    coverage: float = 1.0
 
 
 def tried(
@@ -140,7 +140,7 @@ def judged(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
             found["faults"] = {f"raises {type(first).__name__}": error_line(error)}
             return
         found["faults"] = faults = _faults(got, expected)
-        found["errors"] = errors_of(got, expected)
+        found["errors"] = [_largest_error(each, expected.exact) for each in (got, expected.values)]
         found["coverage"] = _coverage()
         if ratios:
             found["beside_load"] = waits.beside_load()
@@ -167,37 +167,17 @@ def _faults(got: Values, expected: check.Expected) -> dict[str, str]:
     return {kind: found[kind] for kind in kinds if kind in found}
 
 
-def errors_of(got: Mapping[str, Any], expected: check.Expected) -> tuple[float, float] | None:
-    """Return the largest errors as :attr:`Trial.errors` has them."""
-    both: list[tuple[float, float]] = []
-    for name, exact in expected.exact.items():
-        mine = _error(got.get(name), exact)
-        eagers = _error(expected.values.get(name), exact)
-        if mine is not None and eagers is not None:
-            both.append((mine, eagers))
-    return max(both) if both else None
+def _largest_error(values: Values, exact: Values) -> float:
+    """Return the largest error of a value whose shape is that of the exact one."""
+    both = [(values.get(name), each) for name, each in exact.items()]
+    alike = [each for each in both if len({getattr(value, "shape", None) for value in each}) == 1]
+    return max((errors_of(*each).relative for each in alike), default=0.0)
 
 
-def _error(value: Any, exact: Any) -> float | None:
-    """Return the error of a value; ``None`` if they are no tensors of numbers of one shape."""
-    if not isinstance(value, torch.Tensor) or not isinstance(exact, torch.Tensor):
-        return None
-    if not value.is_floating_point() or value.shape != exact.shape:
-        return None
-    finite = exact.isfinite() & value.isfinite()
-    right = exact[finite].double()
-    if not right.numel():
-        return None
-    size = float(right.square().mean().sqrt())
-    error = float((value[finite].double() - right).square().mean().sqrt())
-    return error / size if size else error
-
-
-def _coverage() -> float | None:
-    """Return the coverage of the graph that composer compiled last; ``None`` if it has not."""
-    reports = session.reports()
-    taken = [each.coverage for each in reports[-1].attempts if each.accepted] if reports else []
-    return taken[-1] if taken else None
+def _coverage() -> float:
+    """Return the coverage of the graph that composer compiled last; 1 if it has not."""
+    attempts = [each for report in session.reports()[-1:] for each in report.attempts]
+    return next((each.coverage for each in reversed(attempts) if each.coverage is not None), 1.0)
 
 
 def _both(got: Any, right: Any) -> str:

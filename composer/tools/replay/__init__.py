@@ -65,8 +65,6 @@ class Replayed:
     @property
     def is_worse(self) -> bool:
         """True if something is worse than it was; without an earlier result, if it goes wrong."""
-        if self.then is None:
-            return self.now.is_wrong
         return any(each.is_worse for each in self.changes)
 
 
@@ -111,8 +109,7 @@ def replay(
         said(f"{number} of {len(wanted)}: {graph} by {engine}")
         now = _result(kept.case(graph), candidate, seconds)
         then = kept.results.get((graph, engine))
-        changes = () if then is None else tuple(changes_of(then, now))
-        replayed.append(Replayed(graph, engine, now, then, changes))
+        replayed.append(Replayed(graph, engine, now, then, tuple(changes_of(then, now))))
         if keep or then is None:
             kept.results[graph, engine] = now
             kept.write_results()
@@ -139,33 +136,42 @@ def _result(case: Case, candidate: Mapping[str, Any], seconds: float) -> Result:
     return Result(**dataclasses.asdict(trial), versions=versions(packages))
 
 
-def changes_of(then: Result, now: Result) -> Iterator[Change]:
-    """Yield how two results of an engine on a graph differ."""
-    if then.unknown or now.unknown:
-        return
-    if then.kind != now.kind:
+def changes_of(then: Result | None, now: Result) -> Iterator[Change]:
+    """Yield how two results of an engine on a graph differ, or what is wrong in the first one."""
+    if now.unknown:
+        yield Change(f"unknown: {now.unknown}", is_worse=False)
+    elif then is None or then.unknown:
+        yield from _fault(now, is_worse=now.is_wrong)
+    elif then.kind != now.kind:
+        yield from _fault(now, is_worse=now.is_wrong or not then.kind)
         if not now.kind:
             yield Change(f"works now; it was: {then.kind}", is_worse=False)
-        else:
-            is_worse = now.is_wrong or not then.kind
-            yield Change(f"{now.kind}: {now.faults[now.kind]}", is_worse)
-        return
-    if then.coverage is not None and now.coverage is not None:
-        grown = now.coverage - then.coverage
-        if abs(grown) > _COVERAGE:
-            text = f"takes {now.coverage:.0%} of the work; it was {then.coverage:.0%}"
-            yield Change(text, is_worse=grown < 0)
-    if then.errors and now.errors:
-        mine, eagers = now.errors
-        if mine > _EXACTNESS * max(then.errors[0], eagers):
-            text = f"its error is {mine:.1e}; it was {then.errors[0]:.1e}, eager's is {eagers:.1e}"
-            yield Change(text, is_worse=True)
-    if then.ratio and now.ratio and not (then.beside_load or now.beside_load):
+    else:
+        yield from _numbers(then, now)
         yield from _speed(then, now)
+
+
+def _fault(now: Result, *, is_worse: bool) -> Iterator[Change]:
+    for kind, what in [*now.faults.items()][:1]:
+        yield Change(f"{kind}: {what}", is_worse)
+
+
+def _numbers(then: Result, now: Result) -> Iterator[Change]:
+    """Yield that an engine takes another share of the work, or is less exact."""
+    grown = now.coverage - then.coverage
+    if abs(grown) > _COVERAGE:
+        text = f"takes {now.coverage:.0%} of the work; it was {then.coverage:.0%}"
+        yield Change(text, is_worse=grown < 0)
+    mine, eagers = now.errors
+    if mine > _EXACTNESS * max(then.errors[0], eagers):
+        text = f"its error is {mine:.1e}; it was {then.errors[0]:.1e}, eager's is {eagers:.1e}"
+        yield Change(text, is_worse=True)
 
 
 def _speed(then: Result, now: Result) -> Iterator[Change]:
     """Yield that an engine is slower or faster, if the quartiles of both do not overlap."""
+    if not (then.is_timed and now.is_timed):
+        return
     factor = now.ratio[1] / then.ratio[1]
     both = f"{then.speed} times eager's speed before, {now.speed} now"
     if factor < 1 / _SPEED and now.ratio[2] < then.ratio[0]:

@@ -40,10 +40,10 @@ class Result:
 
     faults: Mapping[str, str] = field(default_factory=dict)
     unknown: str = ""
-    errors: Sequence[float] | None = None
+    errors: Sequence[float] = (0.0, 0.0)
     ratio: Sequence[float] = ()
     beside_load: bool = False
-    coverage: float | None = None
+    coverage: float = 1.0
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -64,6 +64,11 @@ class Result:
         if self.kind.startswith("raises"):
             return "refuses"
         return self.kind or "works"
+
+    @property
+    def is_timed(self) -> bool:
+        """True if its times can be compared with others."""
+        return bool(self.ratio) and not self.beside_load
 
     @property
     def speed(self) -> str:
