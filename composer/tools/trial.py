@@ -140,8 +140,10 @@ def judged(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
             found["faults"] = {f"raises {type(first).__name__}": error_line(error)}
             return
         found["faults"] = faults = _faults(got, expected)
-        found["errors"] = [_largest_error(each, expected.exact) for each in (got, expected.values)]
         found["coverage"] = _coverage()
+        if STRUCTURE not in faults:
+            both = (got, expected.values)
+            found["errors"] = [_largest_error(each, expected.exact) for each in both]
         if ratios:
             found["beside_load"] = waits.beside_load()
             found["ratio"] = quartiles = statistics.quantiles(ratios, n=4)
@@ -168,10 +170,9 @@ def _faults(got: Values, expected: check.Expected) -> dict[str, str]:
 
 
 def _largest_error(values: Values, exact: Values) -> float:
-    """Return the largest error of a value whose shape is that of the exact one."""
-    both = [(values.get(name), each) for name, each in exact.items()]
-    alike = [each for each in both if len({getattr(value, "shape", None) for value in each}) == 1]
-    return max((errors_of(*each).relative for each in alike), default=0.0)
+    """Return the largest error of a value; the exact ones have the same shapes."""
+    errors = [errors_of(values[name], each).relative for name, each in exact.items()]
+    return max(errors, default=0.0)
 
 
 def _coverage() -> float:

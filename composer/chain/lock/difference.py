@@ -108,13 +108,11 @@ def _changed(part: str, locked: Chosen, here: Chosen) -> str:
 def _inputs(locked: Sequence[str], here: Sequence[str]) -> str:
     if locked == here:
         return "inputs changed: strides, or what requires grad"
-    if len(locked) != len(here):
-        gone = ", ".join(each for each in locked if each not in here)
-        new = ", ".join(each for each in here if each not in locked)
-        return f"inputs changed: {gone or 'none'} -> {new or 'none'}"
-    pairs = zip(locked, here, strict=True)
-    changed = [f"{before} -> {after}" for before, after in pairs if before != after]
-    return f"inputs changed: {'; '.join(changed)}"
+    return f"inputs changed: {_without(locked, here)} -> {_without(here, locked)}"
+
+
+def _without(inputs: Sequence[str], others: Sequence[str]) -> str:
+    return ", ".join(each for each in inputs if each not in others) or "none"
 
 
 def _passes(locked: Sequence[LockedPass], here: Sequence[LockedPass]) -> str:
