@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,10 +110,11 @@ def bandwidth(seconds: float = 2.0) -> float:
     return numbers.nbytes / 1e6 / best
 
 
-def bench(places: int, rounds: int, *, tiny: bool) -> dict[str, Any]:
+def bench(titles: Sequence[str], places: int, rounds: int, *, tiny: bool) -> dict[str, Any]:
     """Return the times of a step of each variant, and what it reads.
 
     Args:
+        titles: Those of :data:`WEIGHTS`.
         places: Of the static cache, of which half have a token.
         rounds: Those that count.
         tiny: The very small model.
@@ -123,7 +124,8 @@ def bench(places: int, rounds: int, *, tiny: bool) -> dict[str, Any]:
     failures: dict[str, str] = {}
     float32 = built(tiny)
     token = torch.tensor([[7]])
-    for title, weights in WEIGHTS.items():
+    for title in titles:
+        weights = WEIGHTS[title]
         model = copy.deepcopy(float32)
         weights.prepare(model)
         tokens = places // 2
@@ -181,6 +183,8 @@ def rows(found: dict[str, Any], read: float) -> Iterator[tuple[str, ...]]:
 def main() -> None:
     """Print the figures; ``--json PATH`` writes them as well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    some = "further ones, besides float32, with commas between them"
+    parser.add_argument("--weights", default=",".join(list(WEIGHTS)[1:]), help=some)
     parser.add_argument("--places", type=positive, default=512, help="of the static cache")
     parser.add_argument("--rounds", type=positive, default=15)
     parser.add_argument("--tiny", action="store_true", help="a very small model")
@@ -189,7 +193,8 @@ def main() -> None:
     record: dict[str, Any] = {"machine": machine(), "tiny": given.tiny}
     record["megabytes_a_second"] = read = bandwidth()
     with torch.no_grad():
-        record |= bench(given.places, given.rounds, tiny=given.tiny)
+        titles = [next(iter(WEIGHTS)), *given.weights.split(",")]
+        record |= bench(titles, given.places, given.rounds, tiny=given.tiny)
     headings = ("variant", "tokens / s", "float32 by inductor / it", "MB a token", "of bandwidth")
     table = Table(*headings, title=f"the machine reads {read:.0f} MB a second")
     for row in rows(record, read):

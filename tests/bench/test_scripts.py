@@ -291,6 +291,22 @@ def test_the_bench_of_generation_measures_each_engine(tmp_path: Path) -> None:
         assert [list(found["ratios"][each]) for each in engines[1:]] == [["eager", "inductor"]] * 2
 
 
+def test_the_bench_of_decoding_measures_each_engine(tmp_path: Path) -> None:
+    """Over Inductor in float32, with what a token reads."""
+    pytest.importorskip("torchao")
+    figures = tmp_path / "decode.json"
+    few = ("--tiny", "--places", "64", "--rounds", "2", "--weights", "int8 by composer")
+    run("bench/decode.py", *few, "--json", str(figures))
+    record = json.loads(figures.read_text())
+    engines = ["inductor", "onnxrt", "openvino"]
+    names = [f"float32, {each}" for each in engines]
+    names += [f"int8 by composer, {each}" for each in engines[1:]]
+    assert (list(record["variants"]), record["failures"]) == (names, {})
+    small = record["variants"][names[-1]]
+    assert small["megabytes"] == pytest.approx(record["variants"][names[0]]["megabytes"] / 4)
+    assert small["weights_in_int8"] > 0
+
+
 def test_the_overhead_bench_measures_the_guard_alone(tmp_path: Path) -> None:
     """A row for each number of inputs."""
     figures = tmp_path / "guard.json"
