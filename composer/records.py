@@ -310,6 +310,8 @@ class Counters:
     """How often a call waited for a choice, or for an engine, after the compile."""
     waited: float = 0.0
     """How long these calls waited, in seconds."""
+    under_way: str = ""
+    """What was being built or measured in the background; empty if nothing was."""
 
 
 class Runtime:
@@ -329,6 +331,7 @@ class Runtime:
         "reads",
         "seconds",
         "tick",
+        "under_way",
         "verified",
         "waited",
         "waits",
@@ -345,6 +348,7 @@ class Runtime:
         self.seconds = start.seconds
         self.waits = start.waits
         self.waited = start.waited
+        self.under_way = start.under_way
 
     def __repr__(self) -> str:
         return f"Runtime({self.read()})"

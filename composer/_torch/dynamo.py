@@ -257,6 +257,18 @@ def _call_of_compiled() -> types.CodeType:
     return {code.co_name: code for code in functions}["compile_wrapper"]
 
 
+@optional(
+    "the line of the call in a warning of a failure at run time",
+    "torch._dynamo.convert_frame:output_codes",
+    without=lambda code: False,
+)
+def is_generated(code: types.CodeType) -> bool:
+    """True if Dynamo has made the code, in place of the user's or to go on after a graph break."""
+    from torch._dynamo.convert_frame import output_codes
+
+    return code in output_codes
+
+
 def locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
     """The locals of the nearest running frame of ``code``; empty if there is none.
 

@@ -116,7 +116,14 @@ def _ranked(
         if training is None:
             training = isinstance(subject.model, torch.nn.Module) and subject.model.training
         with shown(), cache(remember=remember):
-            return rank(subject, chain, training=training, seconds=seconds, remember=remember)
+            return rank(
+                subject,
+                chain,
+                training=training,
+                seconds=seconds,
+                remember=remember,
+                show=lambda step: typer.echo(f"composer: {step}", err=True),
+            )
     except ComposerError:
         raise
     except Exception as error:  # noqa: BLE001  # shown: the user's code may raise anything

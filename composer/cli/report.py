@@ -98,6 +98,8 @@ def _lines(recordings: list[Recording], readout: Readout) -> Iterator[str]:
     for each in recordings:
         if len(recordings) > 1:
             yield _heading(each.process)
+        if each.written:
+            yield printable(f"counters as of {each.written}")
         yield f"{each.report}\n"
     if readout.left_out:
         yield _left_out(readout)

@@ -16,7 +16,9 @@ some calls if the load is gone. Then a sandbox measures all candidates anew, in 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,14 +31,26 @@ from composer.chain.select.decision import Decision
 from composer.graphs import clones, writes
 from composer.passes.resolve import SharedPasses
 from composer.policy.resolution import Resolved
-from composer.records import EAGER, Attempt, End, GraphRequest, Outcome, Reason, Status
+from composer.records import (
+    EAGER,
+    Attempt,
+    End,
+    GraphRequest,
+    Outcome,
+    Reason,
+    Runtime,
+    Status,
+)
 from composer.system import hardware
 from composer.system.subprocesses import Unwanted
+
+_log = logging.getLogger("composer")
 
 _PENDING = "it is to be built in a child process, from the second call of the graph on"
 
 _NO_TIMES_YET = "in the background, from the second call on"
 
+_WAITING = "waiting for a child process"
 
 Tell = Callable[[Decision | sandbox.Undecided], None]
 
@@ -118,6 +132,7 @@ def begin(
     args: Sequence[Any],
     is_wanted: Callable[[], bool],
     tell: Tell,
+    runtime: Runtime,
 ) -> None:
     """Begin the selection for a graph with the inputs of a call.
 
@@ -127,6 +142,7 @@ def begin(
         args: The inputs, of which copies are made now.
         is_wanted: Asked in the background, from time to time, if the graph may still be called.
         tell: Called in the background with the decision, or why there is none.
+        runtime: The counters of the graph, which say what is under way.
     """
     home = session.current()
     copies = clones.copy_inputs(args, keep=request.weights)
@@ -136,12 +152,17 @@ def begin(
     def goes_on() -> bool:
         return not home.background.is_ending and session.current() is home and is_wanted()
 
-    def work() -> None:
-        if not goes_on():
-            return
-        try:
-            tell(sandbox.decide(called, *chain, beside=around, is_wanted=goes_on))
-        except Unwanted:
-            return
+    def show(what: str) -> None:
+        runtime.under_way = what
+        _log.info("in the background, graph %d (%s): %s", request.number, request.model, what)
 
+    def work() -> None:
+        if goes_on():
+            with contextlib.suppress(Unwanted):
+                tell(sandbox.decide(called, *chain, beside=around, is_wanted=goes_on, show=show))
+        # At the end of the process it stays, so that the last record says what was not finished.
+        if not home.background.is_ending:
+            runtime.under_way = ""
+
+    show(_WAITING)
     home.background.submit(work)

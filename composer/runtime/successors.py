@@ -131,7 +131,7 @@ class Successors:
     ) -> None:
         """Begin the selection in the background (:func:`composer.runtime.background.begin`)."""
         chain = self.entries, self.eager.shared, self.benchmark
-        background.begin(self.request, chain, args, is_wanted, tell)
+        background.begin(self.request, chain, args, is_wanted, tell, self.runtime)
 
     def _sampler(self) -> Sampler:
         return Sampler(

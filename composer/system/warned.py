@@ -8,6 +8,8 @@ import sysconfig
 import traceback
 import warnings
 
+from composer import _torch
+
 log = logging.getLogger("composer")
 
 _MACHINERY = {"composer", "torch", "contextlib", "functools"}
@@ -30,7 +32,8 @@ def warn_once(
     """Log and give a warning, unless one of its class and subject was given before.
 
     It names the line of the user's code: the first frame outside of installed packages, or else
-    the first one outside of torch and composer.
+    the first one outside of torch and composer. Code that Dynamo has compiled has no such line: its
+    frame stands at its ``def``. There the line is that of the call of the compiled function.
 
     Args:
         warning: The warning, with its text.
@@ -61,7 +64,7 @@ def _users_stacklevel() -> int:
     outside: list[int] = []
     for level, (frame, _) in enumerate(traceback.walk_stack(sys._getframe(1)), 1):
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] in _MACHINERY:
+        if module.partition(".")[0] in _MACHINERY or _torch.dynamo.is_generated(frame.f_code):
             continue
         outside.append(level)
         if not frame.f_code.co_filename.startswith(_INSTALLED):

@@ -156,14 +156,15 @@ def _title(graph: CompileReport) -> str:
     if graph.chosen:
         result = f"runs on {printable(_engines(graph))}, {_calls(graph.runtime.read())}"
     name = printable(f"graph {graph.label}  {graph.model}")
-    late = ""
-    if graph.late:
-        reason = f"; Dynamo's reason: {graph.recompiled}" if graph.recompiled else ""
-        late = f"\n  compiled late, {graph.late}{printable(reason)}"
-    unlocked = ""
-    if graph.lock and graph.lock.unlocked:
-        unlocked = f"\n  {printable(graph.lock.unlocked)}"
-    return f"{name}  ({', '.join(traits)})\n  {result}{late}{unlocked}"
+    notes: dict[str, object] = {
+        "in the background: ": graph.runtime.under_way,
+        "compiled late, ": graph.late,
+        "compiled again, Dynamo's reason: ": graph.recompiled,
+        "": graph.lock and graph.lock.unlocked,
+    }
+    lines = [f"{name}  ({', '.join(traits)})", result]
+    lines += [printable(f"{before}{note}") for before, note in notes.items() if note]
+    return "\n  ".join(lines)
 
 
 def _engines(graph: CompileReport) -> str:

@@ -116,8 +116,9 @@ def _make_round(
         seconds = time.perf_counter() - started
         _log.info("warm-up, round %d: %s took %.2f s", number, name, seconds)
     if not session.current().background.settled(_seconds_until(deadline)):
-        doing = ", ".join(each.what for each in session.current().progress.now())
-        raise TimeoutError(f"composer.warm_up: no time is left to build and measure {doing}")
+        left = [each for each in session.reports() if each.runtime.under_way]
+        doing = (f"graph {each.label} of {each.model} ({each.runtime.under_way})" for each in left)
+        raise TimeoutError(f"composer.warm_up: no time is left to choose for {', '.join(doing)}")
 
 
 def _seconds_until(deadline: float | None) -> float | None:

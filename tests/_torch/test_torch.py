@@ -11,6 +11,8 @@ import pkgutil
 import random
 import signal
 import sys
+import traceback
+import types
 import weakref
 from typing import Any
 
@@ -165,6 +167,27 @@ def test_called_frame_is_that_of_what_was_compiled_behind_a_break_in_what_it_cal
     assert {called for _, called in seen} == {outer.__code__}
     assert {traced for traced, _ in seen} == {outer.__code__, Inner.forward.__code__}
     assert _torch.dynamo.called_frame() is None
+
+
+def test_is_generated_tells_the_code_of_dynamo_from_the_users() -> None:
+    """The frame in which a compiled graph is called runs Dynamo's copy of the function."""
+    seen: list[list[types.CodeType]] = []
+
+    def backend(gm: torch.fx.GraphModule, _: object) -> Any:
+        def run(*args: Any) -> Any:
+            stack = traceback.walk_stack(sys._getframe())
+            seen.append([frame.f_code for frame, _ in stack])
+            return gm(*args)
+
+        return run
+
+    def double(x):
+        return x * 2
+
+    torch.compile(double, backend=backend)(torch.ones(2))
+    generated = [code for code in seen[0] if _torch.dynamo.is_generated(code)]
+    assert [code.co_name for code in generated] == ["double"]
+    assert not _torch.dynamo.is_generated(double.__code__)
 
 
 def test_is_static_input_marks_parameters_and_buffers_only() -> None:

@@ -159,7 +159,7 @@ def bench(*arguments: str, columns: int = 200) -> tuple[int, str]:
     result = runner.invoke(app, ["bench", *arguments], env={"COLUMNS": str(columns)})
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout if "--json" in arguments else result.output
 
 
 def test_bench_writes_a_policy_without_what_failed_or_was_wrong(models: Path) -> None:
@@ -418,6 +418,12 @@ def test_json_is_all_that_bench_prints_on_stdout(models: Path) -> None:
     assert json.loads(done.stdout)["model"] == "own_models.Prints"
     for said in ("imported", "from python", "from a program", "from C", "in forward"):
         assert said in done.stderr
+    steps = [line for line in done.stderr.splitlines() if line.startswith("composer: ")]
+    assert steps == [
+        "composer: building aot_eager",
+        "composer: building composer, fastest",
+        "composer: timing, up to 0.2 s",
+    ]
 
 
 def test_an_error_of_the_models_shows_the_frames_of_the_models(models: Path) -> None:

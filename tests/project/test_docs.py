@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import logging
 import re
+import signal
 import sys
 import types
 from collections.abc import Iterator
@@ -41,7 +42,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     monkeypatch.setitem(sys.modules, "__main__", main)
     logger = logging.getLogger("composer")
     level = logger.level
+    at_end = signal.getsignal(signal.SIGTERM)
     yield main
+    signal.signal(signal.SIGTERM, at_end)
     logger.setLevel(level)
     torch.compiler.set_stance("default")
 

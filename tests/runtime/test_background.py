@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import subprocess
 import sys
@@ -66,8 +67,15 @@ class Sandbox:
         self.began = threading.Event()
 
     def __call__(
-        self, request: Any, entries: Any, *_: Any, is_wanted: Callable[[], bool], **__: Any
+        self,
+        request: Any,
+        entries: Any,
+        *_: Any,
+        is_wanted: Callable[[], bool],
+        show: Callable[[str], object],
+        **__: Any,
     ) -> Any:
+        show("slow, 1 of 2, in a child process")
         self.inputs.append(request.example_inputs)
         self.began.set()
         while not self.may_end.wait(0.01):
@@ -694,6 +702,43 @@ def test_forked_child_has_an_allowance_of_its_own(monkeypatch: pytest.MonkeyPatc
     assert in_child(takes) == 0
 
 
+def test_record_says_what_is_under_way(sandbox: Sandbox, caplog: pytest.LogCaptureFixture) -> None:
+    """While a sandbox builds, the log too; nothing when it has decided."""
+    caplog.set_level(logging.INFO, "composer")
+    sandbox.decides(1, 0)
+    sandbox.may_end.clear()
+    f = beside(torch.sin, FakeBackend(name="slow"), FakeBackend(name="quick"))
+    f(torch.ones(3))
+    assert last().runtime.under_way == ""
+    f(torch.ones(3))
+    assert sandbox.began.wait(WAIT)
+    step = "slow, 1 of 2, in a child process"
+    assert last().to_dict()["runtime"]["under_way"] == step
+    assert f"\n  in the background: {step}\n" in str(composer.report())
+    sandbox.may_end.set()
+    settle()
+    assert last().runtime.under_way == ""
+    told = [each.getMessage() for each in caplog.records]
+    begin = f"in the background, graph {last().number} ({last().model}): "
+    steps = [each.removeprefix(begin) for each in told if each.startswith(begin)]
+    assert steps == ["waiting for a child process", step]
+
+
+def test_last_record_says_what_the_end_of_the_process_interrupts(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would look as if nothing had been begun."""
+    sandbox.may_end.clear()
+    f = beside(torch.sin, FakeBackend())
+    for _ in range(2):
+        f(torch.ones(3))
+    assert sandbox.began.wait(WAIT)
+    monkeypatch.setattr(session.current().background, "is_ending", True)
+    settle()
+    assert sandbox.unwanted.is_set()
+    assert last().runtime.under_way == "slow, 1 of 2, in a child process"
+
+
 @SLOW
 def test_sandbox_chooses_an_engine_while_the_program_calls() -> None:
     """A real one, with an engine that ends it; torch's own flags stay what they are."""
@@ -705,13 +750,15 @@ def test_sandbox_chooses_an_engine_while_the_program_calls() -> None:
     f(x)
     told = set()
     while not session.current().background.settled(0.001):
-        told |= {line for line in str(composer.report()).splitlines() if line.startswith("now: ")}
+        told |= set(str(composer.report()).splitlines())
         seen.add(
             (torch.compiler.is_compiling(), torch.get_default_dtype(), torch.is_grad_enabled())
         )
         assert torch.equal(f(x), x.sin())
     assert seen == {(False, torch.float32, True)}
-    assert any("honest, 2 of 2, in a child process, for " in each for each in told)
+    step = "honest, 2 of 2, in a child process"
+    assert any(each.startswith("now: ") and f"{step}, for " in each for each in told)
+    assert f"  in the background: {step}" in told
     assert torch.equal(f(x), x.sin())
     assert last().attempts[0].reason == "crashed"
     assert last().attempts[1].timing["ms"] > 0

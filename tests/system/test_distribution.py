@@ -66,5 +66,6 @@ def test_verified_versions_begin_with_the_lower_bounds_and_are_documented() -> N
     for name, (oldest, newest) in distribution.VERIFIED.items():
         if name != "python":
             assert any(each.startswith(f"{name}>={oldest}") for each in asked), name
-        said = oldest if oldest == newest else f"{oldest} to {newest}"
+        between = ", " if name == "python" else " to "  # nothing ran with 3.12
+        said = oldest if oldest == newest else f"{oldest}{between}{newest}"
         assert f"| {name} | {said} |" in page.replace("| Python |", "| python |")

@@ -190,9 +190,22 @@ def test_report_shows_the_newest_graphs_of_each_process(
     """As many as asked for."""
     path = write(tmp_path / "run", *({**record, "number": 7 + n} for n in range(3)))
     output = runner.invoke(app, ["report", str(path), "--last", "2"]).output
-    assert "composer: 2 graphs" in output
+    assert output.startswith("composer: 2 graphs")
     assert "graph 7 [0/0]" not in output
     assert "graph 9 [0/0]" in output
+
+
+def test_report_says_of_when_the_counters_are(tmp_path: Path, record: dict[str, Any]) -> None:
+    """And what was built then, and why a graph was compiled again."""
+    runtime = {**record["runtime"], "under_way": "onnxrt, 1 of 2"}
+    again = {**record, "runtime": runtime, "recompiled": "0/0: x is None"}
+    path = write(tmp_path / "run", {**again, "written": "2026-01-01T10:00:00+00:00"})
+    when, _, _, _, *notes = runner.invoke(app, ["report", str(path)]).output.splitlines()
+    assert when == "counters as of 2026-01-01T10:00:00+00:00"
+    assert notes[1:3] == [
+        "  in the background: onnxrt, 1 of 2",
+        "  compiled again, Dynamo's reason: 0/0: x is None",
+    ]
 
 
 def test_report_speaks_json(tmp_path: Path, record: dict[str, Any]) -> None:

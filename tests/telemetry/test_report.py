@@ -182,7 +182,7 @@ def test_records_are_json_by_the_schema() -> None:
     counters = dict(record["runtime"])
     assert 0 < counters.pop("seconds") < 1
     expected = {"calls": 1, "fallbacks": 0, "verified": 0, "last_error": ""}
-    assert counters == {**expected, "waits": 0, "waited": 0.0}
+    assert counters == {**expected, "waits": 0, "waited": 0.0, "under_way": ""}
     assert list(record["attempts"][0]) == [
         *("backend", "status", "reason", "message", "seconds", "coverage", "engine"),
         *("error_type", "traceback", "options", "precision", "products_in_fp32", "tentative"),

@@ -63,6 +63,7 @@ def decide(
     strict: bool = False,
     beside: Mapping[str, Any] | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
+    show: Callable[[str], object] = str,
 ) -> Decision | Undecided:
     """Try the candidates of a chain in a sandbox, and measure them there.
 
@@ -78,6 +79,7 @@ def decide(
         beside: If the program runs meanwhile, so that the sandbox is to stand back, the
             surroundings of the call that the inputs are from.
         is_wanted: Asked again and again; when it says False, the sandbox is ended.
+        show: Told of each step as it begins, besides the progress of the session.
 
     Returns:
         The decision; or why there is none: something cannot be sent, or there was trouble that is
@@ -87,7 +89,7 @@ def decide(
         Unwanted: ``is_wanted`` said False.
     """
     settings = {"benchmark": benchmark, "strict": strict, "beside": beside is not None}
-    deciding = _Deciding(request, list(entries), shared, settings, beside, is_wanted)
+    deciding = _Deciding(request, list(entries), shared, settings, beside, is_wanted, show)
     try:
         return deciding.decide()
     except subprocesses.Unwanted:
@@ -130,6 +132,7 @@ class _Deciding:
     settings: Mapping[str, Any]
     beside: Mapping[str, Any] | None
     is_wanted: Callable[[], bool]
+    show: Callable[[str], object]
     ended: dict[int, Attempt] = field(default_factory=dict)
     place: int | None = None
     began: float = 0.0
@@ -186,6 +189,7 @@ class _Deciding:
     def _show(self, what: str) -> None:
         self.shown.close()
         self.shown.enter_context(session.current().progress.step(self.request, what))
+        self.show(what)
 
     def _bar(self, refusal: SandboxRefusal) -> None:
         """Note that the candidate which was tried has ended the sandbox, and try it no more.

@@ -258,6 +258,7 @@ def rank(
     training: bool = False,
     seconds: float = 10.0,
     remember: bool = False,
+    show: Callable[[str], object] = str,
 ) -> Ranking:
     """Compile a model by each candidate and by composer, and time all against eager.
 
@@ -270,6 +271,7 @@ def rank(
         training: Time forward and backward, with gradients; otherwise calls without gradients.
         seconds: How long timing may take; builds are not counted.
         remember: Keep the verdict of composer's own choice for programs with the same chain.
+        show: Told of each step as it begins.
 
     Raises:
         OptionError: a candidate has an option that its engine does not know, there is no candidate
@@ -287,9 +289,12 @@ def rank(
             for candidate in candidates:
                 name = spelled(candidate.name, candidate.options)
                 options = {"chain": [candidate], **_ALONE}
+                show(f"building {name}")
                 ways.append(_compiled(Standing(name, candidate), subject, request, options))
             whole = {"chain": candidates, **_WHOLE}
+            show(f"building {COMPOSER}")
             ways.append(_compiled(Standing(COMPOSER), subject, request, whole, remember=remember))
+            show(f"timing, up to {seconds:g} s")
             standings, under_load = _timed(ways, request, seconds)
     return Ranking(subject.name, request.device, request.training, standings, under_load)
 

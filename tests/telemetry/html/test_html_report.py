@@ -54,6 +54,15 @@ def test_page_tells_what_real_compiles_recorded() -> None:
         assert expected in page
 
 
+def test_page_says_what_was_under_way_and_why_a_graph_was_compiled_again() -> None:
+    """In the details of the graph."""
+    made = graph(served("onnxrt", 1.0), recompiled="0/0: x is None")
+    made.runtime.under_way = "onnxrt, 1 of 2"
+    page = render([recording(made)])
+    assert "<dt>In the background</dt><dd>onnxrt, 1 of 2</dd>" in page
+    assert '<dt>Compiled again</dt><dd class="said">0/0: x is None</dd>' in page
+
+
 def test_page_asks_nothing_of_the_network() -> None:
     """No address at all stands in it, and its policy allows no source but itself."""
     page = render(many(12))
