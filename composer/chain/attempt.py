@@ -15,12 +15,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch.fx
 
 from composer import _torch, session
-from composer.backends.base import Backend
+from composer.backends.base import Backend, Dialect
 from composer.build import (
     Artefacts,
     Build,
@@ -347,6 +347,9 @@ def _in_dialect(under_way: _UnderWay, request: GraphRequest) -> GraphRequest:
         Refusal: ``declined``, where there is no such graph.
     """
     wanted, late = under_way.entry.backend.dialect, under_way.passes.shared.late
+    if wanted not in (None, *get_args(Dialect)):
+        known = ", ".join(map(repr, get_args(Dialect)))
+        refuse(Status.FAILED, Reason.BUILD_FAILED, f"its dialect is {wanted!r}, not one of {known}")
     if wanted == "any":
         return request
     if wanted == "aten":

@@ -172,3 +172,13 @@ def test_the_check_of_engines_tries_both() -> None:
         check_backend(both, program, (X,))
     assert list(caught.value.rules) == ["dialect"]
     assert "aten.relu is unknown to me, with a graph of ATen" in caught.value.rules["dialect"]
+
+
+def test_an_unknown_dialect_is_named() -> None:
+    """Else a misspelt one would get the graph as the shared passes left it."""
+    engine = Clamps()
+    engine.dialect = "ATen"
+    compiled(program, engine)(X)
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("failed", "build_failed")
+    assert attempt.message == "its dialect is 'ATen', not one of 'torch', 'aten', 'any'"

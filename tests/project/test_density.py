@@ -7,11 +7,11 @@ import sys
 import pytest
 from common import ROOT
 
-MOST_DECISIONS = 37.0
+MOST_DECISIONS = 37.1
 """For 100 lines of function bodies. The aim is 32."""
 
 
-MOST_LINES = 56_299
+MOST_LINES = 57_097
 """In the ``*.py`` files of composer."""
 
 

@@ -282,7 +282,9 @@ def _compare_as_a_whole(candidate: Run, eager: Run) -> None:
     if candidate.wrote_to_weights and not eager.wrote_to_weights:
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, WROTE_TO_WEIGHTS)
     if list(candidate.values) != list(eager.values):
-        message = f"gives {len(candidate.values)} values where eager gives {len(eager.values)}"
+        missing = [name for name in eager.values if name not in candidate.values]
+        counts = f"gives {len(candidate.values)} values where eager gives {len(eager.values)}"
+        message = f"{counts}: no {', '.join(missing)}".removesuffix(": no ")
         refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, message)
     if joined := sorted(candidate.joined - eager.joined):
         message = f"{' and '.join(joined[0])} are one tensor, and two in eager"
