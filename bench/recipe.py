@@ -109,7 +109,9 @@ def main() -> None:
     waits = composer.reports()[-1].runtime.read()
     print(f"calls that waited after the compile: {waits.waits}, {waits.waited:.1f} s")
     if args.json:
-        write_json(args.json, {"machine": machine(), "ready_s": round(ready, 1), "requests": results})
+        write_json(
+            args.json, {"machine": machine(), "ready_s": round(ready, 1), "requests": results}
+        )
 
 
 if __name__ == "__main__":

@@ -87,12 +87,13 @@ class Installed:
 
     def __init__(self) -> None:
         self.trial = Trial(errors=(1e-7, 1e-7), ratio=(1.9, 2.0, 2.1), coverage=1.0)
+        self.next: list[Trial] = []
         self.ran: list[str] = []
 
     def __call__(self, folder: Path, seconds: float, *, timed: bool) -> Trial:
         assert timed
         self.ran.append((folder / "run.py").read_text())
-        return self.trial
+        return self.next.pop(0) if self.next else self.trial
 
 
 @pytest.fixture
@@ -127,6 +128,18 @@ def test_the_first_replay_keeps_what_later_ones_are_compared_with(installed: Ins
     assert (done.exit_code, "works now; it was: wrong numbers" in done.stdout) == (0, True)
     assert "run.py" not in installed.ran[0]
     assert "backend='aot_eager'" in installed.ran[0]
+
+
+def test_an_engine_is_slower_only_if_a_second_run_agrees(installed: Installed) -> None:
+    """Times of two processes differ by more than the rounds of one."""
+    keep()
+    replayed()
+    slow = Trial(ratio=(1.0, 1.1, 1.2))
+    for second, code in ((installed.trial, 0), (slow, 1)):
+        installed.next = [slow, second]
+        done = replayed()
+        assert (done.exit_code, "worse: slower" in done.stdout) == (code, bool(code))
+        assert installed.next == []
 
 
 def test_without_an_earlier_result_a_wrong_engine_is_worse(installed: Installed) -> None:
