@@ -613,7 +613,7 @@ def test_child_process_is_sent_what_is_built_here(monkeypatch: pytest.MonkeyPatc
 
     def ask(_: str, payload: bytes, __: Any) -> Any:
         (entry,), _, (_, inputs), *_ = parcel.opened(parcel.unpack(payload))
-        sent.append((inputs[0].dtype, entry.precision))
+        sent.append((inputs[0].dtype, entry.precision, entry.told))
         done = plain(Attempt("", Status.SUCCEEDED, None, "", 0.0))
         return {"attempts": [done], "ranking": [0], "lasts": True}
 
@@ -626,7 +626,7 @@ def test_child_process_is_sent_what_is_built_here(monkeypatch: pytest.MonkeyPatc
         torch.compiler.reset()
         monkeypatch.setattr("composer.chain.candidates.find_backend", lambda _: engine)
         compiled(layers(), "some", **options)(torch.randn(4, 32))
-    assert sent == [(torch.bfloat16, None), (torch.float32, "bf16")]
+    assert sent == [(torch.bfloat16, "bf16", "fp32"), (torch.float32, "bf16", "bf16")]
 
 
 def test_passes_of_the_user_come_first_and_the_floor_stays() -> None:
