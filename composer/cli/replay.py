@@ -68,7 +68,7 @@ def _print(replayed: Sequence[Replayed], worse: int) -> None:
     table.add_column("times eager's speed", justify="right")
     for each in replayed:
         now = each.now
-        errors = "{:.0e} / {:.0e}".format(*now.errors)
+        errors = " / ".join(map("{:.0e}".format, now.errors))
         table.add_row(*map(escape, (each.graph, each.engine, now.outcome, errors, now.speed)))
     console.print(table)
     for line in _lines(replayed):

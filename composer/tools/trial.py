@@ -61,7 +61,7 @@ class Trial:
         faults: What was seen of each fault, by its kind, the gravest first.
         unknown: Why nothing can be said of the engine; else empty.
         errors: The largest error of a value of the engine, and of eager mode: the difference from
-            float64, as a share of the root mean square of the value. Zeros if unknown.
+            float64, as a share of the root mean square of the value. Empty if unknown.
         ratio: Eager's time over the engine's: the quartiles of the rounds. Empty if not asked for.
         beside_load: True if other programs took the cores meanwhile, so that times say little.
         coverage: The share of the graph's work that the engine took; 1 if composer did not run it.
@@ -69,7 +69,7 @@ class Trial:
 
     faults: Mapping[str, str] = field(default_factory=dict)
     unknown: str = ""
-    errors: Sequence[float] = (0.0, 0.0)
+    errors: Sequence[float] = ()
     ratio: Sequence[float] = ()
     beside_load: bool = False
     coverage: float = 1.0
@@ -141,7 +141,7 @@ def judged(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
             return
         found["faults"] = faults = _faults(got, expected)
         found["coverage"] = _coverage()
-        if STRUCTURE not in faults:
+        if expected.exact and STRUCTURE not in faults:
             both = (got, expected.values)
             found["errors"] = [_largest_error(each, expected.exact) for each in both]
         if ratios:

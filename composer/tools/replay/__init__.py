@@ -114,7 +114,7 @@ def replay(
             again = _result(kept.case(graph), candidate, seconds)
             now = max(now, again, key=lambda each: [*each.ratio[1:2]])
         replayed.append(Replayed(graph, engine, now, then, tuple(changes_of(then, now))))
-        if keep or then is None:
+        if keep or then is None or then.unknown:
             kept.results[graph, engine] = now
             kept.write_results()
     return replayed
@@ -143,7 +143,7 @@ def _result(case: Case, candidate: Mapping[str, Any], seconds: float) -> Result:
 def changes_of(then: Result | None, now: Result) -> Iterator[Change]:
     """Yield how two results of an engine on a graph differ, or what is wrong in the first one."""
     if now.unknown:
-        yield Change(f"unknown: {now.unknown}", is_worse=False)
+        yield Change(f"unknown: {now.unknown}", is_worse=then is not None and then.works)
     elif then is None or then.unknown:
         yield from _fault(now, is_worse=now.is_wrong)
     elif then.kind != now.kind:
@@ -166,6 +166,8 @@ def _numbers(then: Result, now: Result) -> Iterator[Change]:
     if abs(grown) > _COVERAGE:
         text = f"takes {now.coverage:.0%} of the work; it was {then.coverage:.0%}"
         yield Change(text, is_worse=grown < 0)
+    if not (then.errors and now.errors):
+        return
     mine, eagers = now.errors
     if mine > _EXACTNESS * max(then.errors[0], eagers):
         text = f"its error is {mine:.1e}; it was {then.errors[0]:.1e}, eager's is {eagers:.1e}"

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from composer.chain.lock.observed import Served
 from composer.errors import ReproError
 from composer.graphs.case import FORM, Case
 from composer.records import EAGER
-from composer.tools.trial import CRASH, HANG, NON_FINITE, NUMBERS, STRUCTURE
+from composer.tools.trial import CRASH, HANG, NON_FINITE, NUMBERS, STRUCTURE, Trial
 
 RESULTS = "results.json"
 
@@ -31,25 +31,24 @@ _WRONG = (STRUCTURE, NON_FINITE, NUMBERS, HANG, CRASH)
 
 
 @dataclass(frozen=True)
-class Result:
-    """What came of a graph by an engine: :class:`~composer.tools.trial.Trial`, and versions.
+class Result(Trial):
+    """What came of a graph by an engine, and with which versions.
 
     Attributes:
         versions: The versions of Python, torch, composer and the engine's packages.
     """
 
-    faults: Mapping[str, str] = field(default_factory=dict)
-    unknown: str = ""
-    errors: Sequence[float] = (0.0, 0.0)
-    ratio: Sequence[float] = ()
-    beside_load: bool = False
-    coverage: float = 1.0
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
         """The kind of the gravest fault; empty if the engine works."""
         return next(iter(self.faults), "")
+
+    @property
+    def works(self) -> bool:
+        """True if the engine runs the graph, and its numbers are right."""
+        return not self.unknown and not self.kind
 
     @property
     def is_wrong(self) -> bool:
@@ -124,8 +123,7 @@ class KeptGraphs:
         facts = self.case(graph).facts
         chain = facts["policy"].get("chain") or [{"backend": each} for each in facts["engines"]]
         for each in chain:
-            named = each if isinstance(each, Mapping) else {"backend": each}
-            yield {"options": {}, **named}
+            yield {"options": {}, **each}
 
     def write_results(self) -> None:
         """Write the results, completely or not at all.
