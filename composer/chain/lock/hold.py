@@ -32,7 +32,8 @@ def hold(request: GraphRequest, resolved: Resolved) -> Resolved:
     Raises:
         LockError: the lock is missing or malformed. Or the graph differs from the lock's entry, and
             ``locked`` is not ``"warn"``.
-        TensorifyScalarRestartAnalysis: the graph differs, and takes floats. Dynamo starts anew.
+        TensorifyScalarRestartAnalysis: the graph takes floats that the lock's graph does not take.
+            Dynamo starts anew.
     """
     observed: Observed | None = session.current().observed
     is_written = bool(os.environ.get(jsonl.PATH))  # to a file, of which a lock can be made
@@ -56,8 +57,8 @@ def hold(request: GraphRequest, resolved: Resolved) -> Resolved:
     entry = known.fact
     warns = resolved.policy.locked == "warn"
     objection = _objection(lock, graph, entry, resolved.entries) if observed is None else None
-    if objection:  # the lock may have what Dynamo captures where these floats are constants
-        _torch.floats.specialize_floats(request.gm)
+    if objection and _has_fewer_inputs(lock, graph):
+        _torch.floats.specialize_floats(request.gm)  # the lock has a capture without them
     if objection and not warns:
         raise objection
     if objection:
@@ -109,6 +110,12 @@ def _objection(
         return LockError(path, f"holds {entry.title} as another than it is here", differences)
     nearest = f"the nearest is graph {entry.position}"
     return LockError(path, f"does not hold {graph.title}; {nearest}", differences)
+
+
+def _has_fewer_inputs(lock: Lock, graph: Chosen) -> bool:
+    """Return True if the lock has a graph of this model with a part of these inputs."""
+    known = [set(each.inputs) for each in lock.graphs if each.model == graph.model]
+    return any(each < set(graph.inputs) for each in known)
 
 
 def _restricted_to(

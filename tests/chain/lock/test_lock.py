@@ -760,3 +760,15 @@ def test_a_float_that_is_no_input_in_the_end_is_none_in_the_lock() -> None:
         assert done.exit_code == 0, done.output
         assert last().lock is not None
         assert (last().chosen, last().lock.unlocked) == ("aot_eager", "")
+
+
+def test_a_float_that_varies_stays_an_input_where_the_lock_knows_nothing_of_it() -> None:
+    """Else each of its values would be another graph under ``locked = "warn"``."""
+    locked_for(chain=["eager"])
+    options = {"chain": ["eager"], "locked": "warn"}
+    elu = torch.nn.functional.elu
+    run = torch.compile(lambda x, s: elu(x, s), backend="composer", dynamic=True, options=options)
+    before = len(composer.reports())
+    for value in (0.5, 0.25, 0.125):
+        assert torch.equal(run(-torch.ones(4), value), elu(-torch.ones(4), value))
+    assert len(composer.reports()) == before + 1
