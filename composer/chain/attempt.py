@@ -21,6 +21,7 @@ import torch.fx
 
 from composer import _torch, session
 from composer.backends.base import Backend, Dialect
+from composer.backends.dynamo import CallableBackend, NamedBackend
 from composer.build import (
     Artefacts,
     Build,
@@ -37,6 +38,7 @@ from composer.chain.precision import Narrow, Stays, copy_at_aten, narrow
 from composer.chain.select.choice import Tried
 from composer.chain.verify import prove, verify
 from composer.chain.verify.runs import run as run_on_copies
+from composer.chain.verify.trained import requiring_gradients
 from composer.errors import PassError, Refusal, causes, first_line, refuse, text_of, without_frames
 from composer.graphs import clones, sharing, writes
 from composer.graphs.checkpoints import leaving_modes
@@ -256,6 +258,9 @@ def _build_and_verify(
             under_way.facts.keeps_nan = False  # no integer stands for it
     _decline_low_coverage(under_way.facts, entry.min_coverage)
     _verify(compiled, under_way, bounds)
+    is_foreign = isinstance(entry.backend, CallableBackend | NamedBackend)
+    if bounds is None and is_foreign and not entry.backend.comes_with_torch:
+        compiled = requiring_gradients(compiled, under_way.request.gm)
     return compiled, bounds
 
 

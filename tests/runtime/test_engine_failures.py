@@ -909,3 +909,38 @@ def test_control_flow_of_dynamo_fails_an_engine_at_run_time(error: type[Exceptio
     assert [a.reason for a in attempts] == ["raised_at_runtime", "build_failed", None]
     assert attempts[1].message == "not this frame"
     assert last().chosen == "third"
+
+
+def on_numpy(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """An engine on arrays of another library, of which autograd knows nothing."""
+
+    def run(*args: Any) -> Any:
+        return tuple(each.detach().numpy().copy() for each in gm.forward(*args))
+
+    return lambda *args: tuple(map(torch.from_numpy, run(*args)))
+
+
+def test_a_function_without_gradients_is_not_trained_with() -> None:
+    """Else the weights would stay as they are, and nobody would say so."""
+    net = torch.nn.Linear(3, 2)
+    run = compiled(net, on_numpy, "aot_eager", verify="off")
+    for _ in range(2):
+        net.zero_grad()
+        run(torch.ones(4, 3)).sum().backward()
+        assert net.bias.grad is not None
+        assert net.bias.grad.tolist() == [4.0, 4.0]
+    first, second = last().attempts
+    assert (first.status, first.reason) == ("failed", "raised_at_runtime")
+    assert "gives no gradients; without a backward" in first.message
+    assert second.backend == "aot_eager"
+
+
+def test_a_function_without_gradients_serves_inference() -> None:
+    """Also in grad mode, where nothing requires a gradient."""
+    net = torch.nn.Linear(3, 2)
+    run = compiled(net, on_numpy)
+    with torch.no_grad():
+        run(torch.ones(4, 3))
+    assert last().chosen == "on_numpy"
+    compiled(torch.sin, on_numpy)(torch.ones(3))
+    assert (last().chosen, last().runtime.fallbacks) == ("on_numpy", 0)

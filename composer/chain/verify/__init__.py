@@ -6,8 +6,9 @@ and that a call of it returns a tuple or list of outputs.
 (:mod:`~composer.chain.verify.runs`), and compares their numbers. If they differ, it compares with
 the graph in float64 (:mod:`~composer.chain.verify.double`).
 :func:`rewrite` (:mod:`~composer.chain.verify.rewrites`) runs the shared passes. It compares a pass
-with eager if the pass declares that it keeps numbers. The other names are the steps of these
-comparisons; :mod:`composer.runtime.sampling` and :mod:`composer.chain.select.timer` use them too.
+with eager if the pass declares that it keeps numbers. :mod:`~composer.chain.verify.trained` looks
+for gradients where nothing is compared. The other names are the steps of these comparisons;
+:mod:`composer.runtime.sampling` and :mod:`composer.chain.select.timer` use them too.
 """
 
 from __future__ import annotations
