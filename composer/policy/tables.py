@@ -195,7 +195,8 @@ class Select(Worded):
 
     seconds: Seconds | None = None
     """The seconds that measuring one graph may take, besides a first call of each candidate. By
-    default this is 15 % of the time that building the candidates took, between 1 s and 5 s."""
+    default this is 15 % of the time that building the candidates took, between 1 s and 5 s, or 30 s
+    in the background."""
 
     background: bool = False
     """True lets eager answer from the first call on, while a child process builds and measures the

@@ -14,11 +14,6 @@ import torch
 
 _CPUS = Path("/proc/cpuinfo")
 _OF_ARM = ("CPU implementer", "CPU variant", "CPU part")
-_SESSION = Path("/proc/self/autogroup")
-_NICENESS = 7
-"""A thread that stands back gets 30 % of a core that it shares with one of two busy threads of the
-program, and without this 67 %. More niceness would let a build of a busy program take for ever."""
-
 _THREADS = Path("/proc/self/task")
 _DRIVER = Path("/sys/module/nvidia/version")
 
@@ -127,32 +122,3 @@ class Waits:
         share = waited / max(waited + now.ran - self.ran, 1e-9)
         for_each_other = max(1 - cores() / torch.get_num_threads(), 0.0)
         return share - for_each_other > _BUSY
-
-
-def stand_back(stands_back: bool) -> None:
-    """Let the threads of this process yield to others of the machine, or compete with them again.
-
-    A process may take back two steps down by itself, both of Linux: ``SCHED_BATCH``, and the nice
-    value of its session, which counts where the kernel groups processes by sessions (``man 7
-    sched``, "The autogroup feature"). This process has to lead a session of its own for that.
-    """
-    if not hasattr(os, "SCHED_BATCH"):
-        return
-    policy = {True: os.SCHED_BATCH, False: os.SCHED_OTHER}[stands_back]
-    for each in _THREADS.iterdir():
-        with contextlib.suppress(OSError):  # the thread has ended
-            os.sched_setscheduler(int(each.name), policy, os.sched_param(0))
-    if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):  # the kernel has no such groups
-            _set_niceness_of_session({True: _NICENESS, False: 0}[stands_back])
-
-
-def _set_niceness_of_session(nice: int) -> None:
-    """Write the nice value; the kernel takes one in a tenth of a second, of all processes."""
-    for _ in range(10):
-        try:
-            _SESSION.write_text(str(nice))
-        except BlockingIOError:
-            time.sleep(0.1)
-        else:
-            return

@@ -17,7 +17,7 @@ from composer.chain.sandbox.decide import MEASURING
 from composer.errors import PassError, Refusal, error_line
 from composer.knowledge.verdict import deserves_verdict
 from composer.records import Attempt, GraphRequest, Outcome, plain
-from composer.system import hardware
+from composer.system.subprocesses import serving
 
 _OF_THE_CALLER: tuple[type[Exception], ...] = (*_torch.dynamo.DYNAMO_CONTROL_FLOW, PassError)
 """Exceptions that belong into the caller's own process, which meets them itself."""
@@ -43,12 +43,10 @@ def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
     ready()
     if settings["beside"]:
         _torch.inductor.compile_in_one_thread()
-        hardware.stand_back(True)
+        serving.stand_back()
 
     def step(place: int | None, attempts: Sequence[Attempt]) -> None:
-        """Tell the caller what begins now; the measurement competes like the program's calls."""
-        if place is None and settings["beside"]:
-            hardware.stand_back(False)
+        """Tell the caller what begins now."""
         ready(MEASURING if place is None else place, plain(attempts))
 
     try:

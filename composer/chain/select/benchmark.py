@@ -16,6 +16,9 @@ SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 """The time of a benchmark if the policy gives none: a share of the build time, within limits. First
 calls may take the same share or the upper limit, whichever is longer."""
 
+MOST_BESIDE = 30.0
+"""The upper limit where the program runs meanwhile, and the benchmark stands back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -44,6 +47,7 @@ class Benchmark:
         ranges: How many engines a graph with dynamic sizes may keep.
         cache: The settings of what is kept on disk. Under ``strict`` no verdict is.
         renews: True if a provisional choice serves until it is made anew beside the program.
+        most: The upper limit of its time in seconds, if that is a share of the build time.
     """
 
     seconds: float | None = None
@@ -51,6 +55,7 @@ class Benchmark:
     cache: Cache = Cache(verdicts=0.0)  # noqa: RUF009  # frozen
     ranges: int = 1
     renews: bool = False
+    most: float = MOST
 
     @staticmethod
     def of(policy: Policy, cache: Cache) -> Benchmark | None:
@@ -63,8 +68,9 @@ class Benchmark:
         if policy.strict:
             cache = cache.model_copy(update={"verdicts": 0.0})
             ranges = 1  # later builds could not raise for a candidate that is refused
-        renews = select.background and ranges == 1 and not policy.strict
-        return Benchmark(select.seconds, calls, cache, ranges, renews)
+        is_beside = select.background and not policy.strict
+        most = MOST_BESIDE if is_beside else MOST
+        return Benchmark(select.seconds, calls, cache, ranges, is_beside and ranges == 1, most)
 
     @property
     def least_seconds(self) -> float:
@@ -76,7 +82,7 @@ class Benchmark:
         if self.seconds is not None:
             return Budget(self.seconds)
         share = SHARE * built
-        return Budget(seconds=min(MOST, max(LEAST, share)), first=max(MOST, share))
+        return Budget(seconds=min(self.most, max(LEAST, share)), first=max(self.most, share))
 
 
 @dataclass(frozen=True, slots=True)
