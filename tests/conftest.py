@@ -209,3 +209,4 @@ def simulated_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("time.perf_counter", clock.perf_counter)
     monkeypatch.setattr("time.sleep", clock.sleep)
     monkeypatch.setattr("composer.system.hardware.seconds_without_a_core", lambda: 0.0)
+    monkeypatch.setattr("composer.system.hardware.seconds_of_others", lambda: None)

@@ -15,12 +15,15 @@ import torch
 _CPUS = Path("/proc/cpuinfo")
 _OF_ARM = ("CPU implementer", "CPU variant", "CPU part")
 _THREADS = Path("/proc/self/task")
+_TIMES = Path("/proc/stat")
 _DRIVER = Path("/sys/module/nvidia/version")
 
 _BUSY = 0.1
-"""There is a load if threads wait for a core for more than this share of their time. On two cores:
-0.02 to 0.05 alone, 0.12 to 0.15 beside a program that runs for a quarter of the time, 0.4 to 0.65
-beside one that always runs."""
+"""There is a load if threads wait for a core for more than this share of their time, and others
+take more than this share of one core. Of the time, threads wait on two cores: 0.02 to 0.05 alone,
+0.12 to 0.15 beside a program that runs for a quarter of the time, 0.4 to 0.65 beside one that
+always runs. Threads that sleep between calls wait for each other for up to 0.45: Linux wakes them
+on one core."""
 
 
 def describe(device: str) -> tuple[str, ...]:
@@ -95,6 +98,24 @@ def seconds_without_a_core() -> float:
     return nanoseconds / 1e9
 
 
+def seconds_of_others() -> float | None:
+    """The CPU seconds of other programs on the cores of this process, since the system's start.
+
+    Programs that stand back by a nice value are left out. Linux counts in ``/proc/stat``. The
+    result is ``None`` if the system does not report it.
+    """
+    if not _TIMES.exists():
+        return None
+    mine = {f"cpu{each}" for each in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in _TIMES.read_text().splitlines():
+        name, *numbers = line.split()
+        if name in mine:
+            user, _, system, _, _, *interrupts_and_stolen = map(int, numbers[:8])
+            ticks += user + system + sum(interrupts_and_stolen)
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
 @dataclass(frozen=True, slots=True)
 class Waits:
     """How long threads of this process wait for a core, since some moment.
@@ -102,18 +123,23 @@ class Waits:
     Attributes:
         waited: The :func:`seconds_without_a_core` at that moment; 0 for the start of the process.
         ran: The CPU seconds of this process then.
+        others: The :func:`seconds_of_others` then; ``None`` if they are not known.
+        began: That moment, in seconds.
     """
 
     waited: float = 0.0
     ran: float = 0.0
+    others: float | None = None
+    began: float = 0.0
 
     @staticmethod
     def from_now() -> Waits:
         """Return the waits that begin now. A reading takes 20 us for each thread."""
-        return Waits(seconds_without_a_core(), time.process_time())
+        waited = seconds_without_a_core()
+        return Waits(waited, time.process_time(), seconds_of_others(), time.perf_counter())
 
     def beside_load(self) -> bool:
-        """Return True if other programs kept taking the cores.
+        """Return True if threads of this process waited, and other programs took the cores.
 
         The time for which the process's own threads wait for each other is left out.
         """
@@ -121,4 +147,8 @@ class Waits:
         waited = max(now.waited - self.waited, 0.0)
         share = waited / max(waited + now.ran - self.ran, 1e-9)
         for_each_other = max(1 - cores() / torch.get_num_threads(), 0.0)
-        return share - for_each_other > _BUSY
+        if share - for_each_other <= _BUSY:
+            return False
+        if self.others is None or now.others is None:
+            return True
+        return now.others - self.others > _BUSY * (now.began - self.began)

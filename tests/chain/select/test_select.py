@@ -730,7 +730,7 @@ def measure_two() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 @pytest.mark.usefixtures("real_time")
 def test_waiting_for_a_core_is_counted() -> None:
-    """Two processes that share one core each wait for half of the time."""
+    """Two processes that share one core each wait for half of the time, which the other takes."""
     cores = os.sched_getaffinity(0)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as rival:
         try:
@@ -742,10 +742,12 @@ def test_waiting_for_a_core_is_counted() -> None:
             while time.process_time() < until:
                 pass
             found = hardware.Waits.from_now()
+            is_load = waits.beside_load()
         finally:
             os.sched_setaffinity(0, cores)
             rival.kill()
     assert found.waited - waits.waited > 0.5 * (found.ran - waits.ran)
+    assert is_load
 
 
 @pytest.mark.parametrize(("waited", "is_load"), [(0.05, False), (0.3, True)])
@@ -761,6 +763,20 @@ def test_load_is_a_share_of_the_time_beyond_what_own_threads_take_from_each_othe
         monkeypatch.setattr(hardware, "seconds_without_a_core", lambda now=now: now)
         monkeypatch.setattr(time, "process_time", lambda: 3.0)
         assert before.beside_load() is is_load
+
+
+@pytest.mark.parametrize(("taken", "is_load"), [(0.02, False), (0.5, True)])
+def test_own_threads_that_wake_on_one_core_are_no_load(
+    taken: float, is_load: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait for each other, and nobody else takes the cores."""
+    monkeypatch.setattr(hardware, "seconds_of_others", lambda: 7.0)
+    before = hardware.Waits.from_now()
+    waited, since = before.waited + 10.0 + time.process_time(), before.began + 1.0
+    monkeypatch.setattr(hardware, "seconds_without_a_core", lambda: waited)
+    monkeypatch.setattr(hardware, "seconds_of_others", lambda: 7.0 + taken)
+    monkeypatch.setattr(time, "perf_counter", lambda: since)
+    assert before.beside_load() is is_load
 
 
 def test_how_long_measuring_takes_is_no_part_of_the_graphs_key() -> None:
