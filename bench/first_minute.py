@@ -8,13 +8,15 @@ composer installed::
     python bench/first_minute.py --rounds 3 --json bench/results/first_minute.json
 
 It writes the figures, and a picture of the calls' times for each model beside them. Processes take
-turns, ``--rounds`` of each.
+turns, ``--rounds`` of each. They end after ``--seconds``, or some calls after a choice that takes
+longer.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -43,6 +45,9 @@ TRAINS = "_train"
 _CHOICE_IS_OVER = 20
 """Calls after the choice, whose median is the steady state."""
 
+_MOST_SECONDS = 600.0
+"""Seconds after which no choice in the background is waited for."""
+
 
 def program(model: str, variant: str, seconds: float, *, tiny: bool) -> dict[str, Any]:
     """Call a model for so many seconds; return when each call began, and what it took."""
@@ -56,7 +61,14 @@ def program(model: str, variant: str, seconds: float, *, tiny: bool) -> dict[str
     calls: list[tuple[float, float]] = []
     changes: list[int] = []
     chosen = ""
-    while time.perf_counter() - began < seconds:
+    choices = 2 if variant.endswith("background") else 1  # eager is the first of them
+
+    def is_over() -> bool:
+        since = time.perf_counter() - began
+        has_chosen = len(changes) >= choices and len(calls) > changes[-1] + _CHOICE_IS_OVER
+        return since > (seconds if has_chosen else _MOST_SECONDS)
+
+    while not is_over():
         started = time.perf_counter()
         call()
         calls.append((started - began, time.perf_counter() - started))
@@ -119,19 +131,20 @@ def figures(found: dict[str, Any], eager: float, first: float) -> dict[str, Any]
     """Return the figures of one process, beside Dynamo's ``first`` call and a call of ``eager``."""
     taken = [seconds for _, seconds in found["calls"]]
     last = found["changes"][-1] or len(taken)  # no change: the choice was not over, or none is made
-    building = sorted(taken[1:last]) or [taken[0]]
-    steady = taken[last + 1 :][-_CHOICE_IS_OVER:] or taken[-_CHOICE_IS_OVER:]
-    return {
+    building = sorted(taken[1:last]) or [math.nan]
+    steady = taken[last + 1 :][-_CHOICE_IS_OVER:] or taken[1:][-_CHOICE_IS_OVER:] or [math.nan]
+    found_here = {
         "first": taken[0],
         "first_over_dynamo": taken[0] / first,
         "building_calls": last,
         "building_p99_over_eager": building[int(0.99 * (len(building) - 1))] / eager,
         "building_median_over_eager": quartiles(building)[1] / eager,
-        "slowest_after_the_first": max(taken[1:], default=taken[0]),
+        "slowest_after_the_first": max(taken[1:], default=math.nan),
         "chosen_after_seconds": found["calls"][last][0] if last < len(taken) else None,
         "steady": quartiles(steady)[1],
         "chosen": found["chosen"],
     }
+    return {name: None if each != each else each for name, each in found_here.items()}
 
 
 def measure(model: str, rounds: int, seconds: float, *, tiny: bool) -> dict[str, Any]:

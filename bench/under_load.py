@@ -3,8 +3,8 @@
 ``python bench/under_load.py --load 0`` has composer choose among the engines of ``choosing.py`` in
 the background, ``--selections`` times for each of its models. A process keeps a core busy until the
 choice is made. Then it ends, and composer is to find that out and to choose anew. So that this
-takes seconds, a lull need last only one, and there is no limit of CPU time. The program calls
-twenty times a second meanwhile.
+takes seconds, a lull need last only one, and there is no limit of CPU time. The program calls five
+times a second meanwhile: calls that follow each other without a pause are a load themselves.
 
 A choice is good if the engine takes at most 10 % longer than the best beside the load, and at most
 5 % longer without it. What the engines take is measured apart, as in ``choosing.py``.
@@ -34,7 +34,7 @@ OPTIONS = {"chain": ENGINES, "select": SELECT, "verify": "compile"}
 BESIDE, ALONE = 1.10, 1.05
 """How many times as long as the best a good choice may take, beside the load and without it."""
 
-PAUSE = 0.05
+PAUSE = 0.2
 
 
 def is_measured(attempt: Attempt) -> bool:
