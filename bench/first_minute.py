@@ -61,12 +61,11 @@ def program(model: str, variant: str, seconds: float, *, tiny: bool) -> dict[str
     calls: list[tuple[float, float]] = []
     changes: list[int] = []
     chosen = ""
-    choices = 2 if variant.endswith("background") else 1  # eager is the first of them
 
     def is_over() -> bool:
         since = time.perf_counter() - began
-        has_chosen = len(changes) >= choices and len(calls) > changes[-1] + _CHOICE_IS_OVER
-        return since > (seconds if has_chosen else _MOST_SECONDS)
+        has_chosen = len(calls) > max(changes, default=0) + _CHOICE_IS_OVER
+        return since > (seconds if has_chosen and not _waits(backend) else _MOST_SECONDS)
 
     while not is_over():
         started = time.perf_counter()
@@ -103,6 +102,16 @@ def _chosen(backend: str) -> str:
     import composer
 
     return " ".join(each.chosen for each in composer.reports())
+
+
+def _waits(backend: str) -> bool:
+    """Return True if a choice is still to be made."""
+    if backend != "composer":
+        return False
+    import composer
+
+    attempts = [attempt for report in composer.reports() for attempt in report.attempts]
+    return any(attempt.status == "skipped" for attempt in attempts)
 
 
 def apart(model: str, variant: str, seconds: float, *, tiny: bool) -> dict[str, Any]:
