@@ -8,8 +8,7 @@ composer installed::
     python bench/first_minute.py --rounds 3 --json bench/results/first_minute.json
 
 It writes the figures, and a picture of the calls' times for each model beside them. Processes take
-turns, ``--rounds`` of each. They end after ``--seconds``, or some calls after a choice that takes
-longer.
+turns, ``--rounds`` of each, for ``--seconds``: the choice is to be over by then.
 """
 
 from __future__ import annotations
@@ -45,9 +44,6 @@ TRAINS = "_train"
 _CHOICE_IS_OVER = 20
 """Calls after the choice, whose median is the steady state."""
 
-_MOST_SECONDS = 600.0
-"""Seconds after which no choice in the background is waited for."""
-
 
 def program(model: str, variant: str, seconds: float, *, tiny: bool) -> dict[str, Any]:
     """Call a model for so many seconds; return when each call began, and what it took."""
@@ -62,12 +58,7 @@ def program(model: str, variant: str, seconds: float, *, tiny: bool) -> dict[str
     changes: list[int] = []
     chosen = ""
 
-    def is_over() -> bool:
-        since = time.perf_counter() - began
-        has_chosen = len(calls) > max(changes, default=0) + _CHOICE_IS_OVER
-        return since > (seconds if has_chosen and not _waits(backend) else _MOST_SECONDS)
-
-    while not is_over():
+    while time.perf_counter() - began < seconds:
         started = time.perf_counter()
         call()
         calls.append((started - began, time.perf_counter() - started))
@@ -102,16 +93,6 @@ def _chosen(backend: str) -> str:
     import composer
 
     return " ".join(each.chosen for each in composer.reports())
-
-
-def _waits(backend: str) -> bool:
-    """Return True if a choice is still to be made."""
-    if backend != "composer":
-        return False
-    import composer
-
-    attempts = [attempt for report in composer.reports() for attempt in report.attempts]
-    return any(attempt.status == "skipped" for attempt in attempts)
 
 
 def apart(model: str, variant: str, seconds: float, *, tiny: bool) -> dict[str, Any]:
