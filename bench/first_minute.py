@@ -57,7 +57,6 @@ def program(model: str, variant: str, seconds: float, *, tiny: bool) -> dict[str
     calls: list[tuple[float, float]] = []
     changes: list[int] = []
     chosen = ""
-
     while time.perf_counter() - began < seconds:
         started = time.perf_counter()
         call()
@@ -123,7 +122,7 @@ def figures(found: dict[str, Any], eager: float, first: float) -> dict[str, Any]
     last = found["changes"][-1] or len(taken)  # no change: the choice was not over, or none is made
     building = sorted(taken[1:last]) or [math.nan]
     steady = taken[last + 1 :][-_CHOICE_IS_OVER:] or taken[1:][-_CHOICE_IS_OVER:] or [math.nan]
-    found_here = {
+    told = {
         "first": taken[0],
         "first_over_dynamo": taken[0] / first,
         "building_calls": last,
@@ -134,7 +133,8 @@ def figures(found: dict[str, Any], eager: float, first: float) -> dict[str, Any]
         "steady": quartiles(steady)[1],
         "chosen": found["chosen"],
     }
-    return {name: None if each != each else each for name, each in found_here.items()}
+    unknown = [name for name, each in told.items() if isinstance(each, float) and math.isnan(each)]
+    return told | dict.fromkeys(unknown)
 
 
 def measure(model: str, rounds: int, seconds: float, *, tiny: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from composer.chain import walk
 from composer.chain.eager_fallback import EagerFallback
 from composer.chain.sandbox import parcel
 from composer.chain.sandbox.decide import MEASURING
+from composer.chain.select.benchmark import MOST_BESIDE
 from composer.errors import PassError, Refusal, error_line
 from composer.knowledge.verdict import deserves_verdict
 from composer.records import Attempt, GraphRequest, Outcome, plain
@@ -41,9 +43,12 @@ def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
         return {"refused": plain(Attempt("", error.status, error.reason, str(error), 0.0))}
     entries, shared, (gm, sent), facts, settings, surroundings = parcel.opened(contents)
     ready()
+    benchmark = settings["benchmark"]
     if settings["beside"]:
         _torch.inductor.compile_in_one_thread()
         serving.stand_back()
+        if benchmark is not None:
+            benchmark = dataclasses.replace(benchmark, most=MOST_BESIDE)
 
     def step(place: int | None, attempts: Sequence[Attempt]) -> None:
         """Tell the caller what begins now."""
@@ -57,7 +62,7 @@ def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
                 request,
                 entries,
                 eager,
-                settings["benchmark"],
+                benchmark,
                 strict=settings["strict"],
                 in_sandbox=step,
             )

@@ -17,7 +17,7 @@ SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 calls may take the same share or the upper limit, whichever is longer."""
 
 MOST_BESIDE = 30.0
-"""The upper limit where the program runs meanwhile, and the benchmark stands back."""
+"""The upper limit in a process that stands back while the program runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,8 @@ class Benchmark:
         if policy.strict:
             cache = cache.model_copy(update={"verdicts": 0.0})
             ranges = 1  # later builds could not raise for a candidate that is refused
-        is_beside = select.background and not policy.strict
-        most = MOST_BESIDE if is_beside else MOST
-        return Benchmark(select.seconds, calls, cache, ranges, is_beside and ranges == 1, most)
+        renews = select.background and ranges == 1 and not policy.strict
+        return Benchmark(select.seconds, calls, cache, ranges, renews)
 
     @property
     def least_seconds(self) -> float:

@@ -23,6 +23,7 @@ import composer
 from composer import _torch
 from composer.chain import select
 from composer.chain.select import rules
+from composer.chain.select.benchmark import MOST_BESIDE
 from composer.chain.select.rules import lost_a_tie
 from composer.chain.select.timer import Timer
 from composer.errors import CandidateError, OptionError
@@ -498,6 +499,13 @@ def test_budget_is_a_share_of_the_builds(built: float, seconds: float, first: fl
     found = select.Benchmark().budget(built)
     assert (found.seconds, found.first) == pytest.approx((seconds, first))
     assert select.Benchmark(seconds=60.0).budget(built) == select.Budget(60.0)
+
+
+def test_what_stands_back_may_take_longer() -> None:
+    """The limit is a larger one, and it is still a share of the builds."""
+    found = select.Benchmark(most=MOST_BESIDE)
+    assert found.budget(100.0).seconds == pytest.approx(15.0)
+    assert found.budget(1000.0).seconds == MOST_BESIDE
 
 
 CALLS = {"far": [0.2], "near": [0.11], "best": [0.1], "floor": [0.25]}
