@@ -14,6 +14,8 @@ from typing import Any
 import numpy
 
 IMPORTED_BY = os.getpid()
+NICE_AT_IMPORT = os.nice(0)
+SESSION = Path("/proc/self/autogroup")
 
 left_behind: list[bytes] = []
 """What a child leaves in its memory."""
@@ -32,6 +34,8 @@ def look_around(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
         "inode": Path("/proc/self/cwd").stat().st_ino,
         "umask": os.umask(0),
         "nice": os.nice(0),
+        "nice_at_import": NICE_AT_IMPORT,
+        "session": SESSION.read_text().split()[-1:] if SESSION.exists() else [],
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "drawn": numpy.random.random(),
         "path": sys.path,

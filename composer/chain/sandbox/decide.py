@@ -168,7 +168,12 @@ class _Deciding:
             case = parcel.case(self.request, self.entries, self.shared, self.settings, self.beside)
             payload = parcel.pack(case, memory_of_tensors)
             return subprocesses.ask(
-                parcel.WORK, payload, NONE, heard=self._hear, is_wanted=self.is_wanted
+                parcel.WORK,
+                payload,
+                NONE,
+                heard=self._hear,
+                is_wanted=self.is_wanted,
+                stands_back=self.beside is not None,
             )
 
     def _hear(self, place: int, tried: Sequence[dict[str, Any]]) -> Limits:

@@ -19,7 +19,6 @@ from composer.chain.select.benchmark import MOST_BESIDE
 from composer.errors import PassError, Refusal, error_line
 from composer.knowledge.verdict import deserves_verdict
 from composer.records import Attempt, GraphRequest, Outcome, plain
-from composer.system.subprocesses import serving
 
 _OF_THE_CALLER: tuple[type[Exception], ...] = (*_torch.dynamo.DYNAMO_CONTROL_FLOW, PassError)
 """Exceptions that belong into the caller's own process, which meets them itself."""
@@ -46,7 +45,6 @@ def tried(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
     benchmark = settings["benchmark"]
     if settings["beside"]:
         _torch.inductor.compile_in_one_thread()
-        serving.stand_back()
         if benchmark is not None:
             benchmark = dataclasses.replace(benchmark, most=MOST_BESIDE)
 

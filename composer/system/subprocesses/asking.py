@@ -22,6 +22,10 @@ from composer.system.subprocesses.servers import Server, servers
 from composer.system.subprocesses.serving import kill
 
 START_SECONDS = 120.0
+_PATIENCE = {False: 1, True: 5}
+"""A sandbox may take ``START_SECONDS`` until its work begins, and five times that if it stands
+back."""
+
 END_SECONDS = 5.0
 """How long a server may take to tell that its killed sandbox has ended."""
 
@@ -62,6 +66,7 @@ def ask(
     *,
     heard: Callable[..., Limits | None] = lambda *values: None,
     is_wanted: Callable[[], bool] = lambda: True,
+    stands_back: bool = False,
 ) -> dict[str, Any]:
     """Have a sandbox do some work.
 
@@ -75,6 +80,7 @@ def ask(
         heard: Called with the values of a further step. It returns the limits of that step;
             ``None`` if they stay what they are, and the time goes on.
         is_wanted: Asked again and again; when it says False, the sandbox is ended.
+        stands_back: True if the sandbox yields to others of the machine.
 
     Returns:
         What the function returned.
@@ -87,7 +93,7 @@ def ask(
     if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
         what = "there is no way to start, and to end, an interpreter here"
         refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
-    server = servers.take(work)
+    server = servers.take(work, stands_back=stands_back)
     sandbox = _Sandbox(server)
     try:
         server.begin(work, payload)
@@ -121,7 +127,7 @@ class _Sandbox:
             Refusal: the sandbox ended without an answer, or went beyond a limit.
             Unwanted: the answer is not wanted any more.
         """
-        since, seconds = time.perf_counter(), START_SECONDS
+        since, seconds = time.perf_counter(), START_SECONDS * _PATIENCE[self._server.stands_back]
         has_imported = has_begun = False
         while True:
             for kind, *values in self._listen():

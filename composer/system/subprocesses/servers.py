@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -54,11 +55,13 @@ class Server:
 
     Attributes:
         pid: Its process number.
+        stands_back: True if it and its sandboxes yield to others of the machine.
         printed: The end of what it and its sandbox have printed since :meth:`begin`.
     """
 
-    def __init__(self, work: str, place: tuple[Any, ...]) -> None:
+    def __init__(self, work: str, place: tuple[Any, ...], *, stands_back: bool) -> None:
         self.place = place
+        self.stands_back = stands_back
         self.printed = bytearray()
         self._unsent = memoryview(b"")
         self._received = b""
@@ -66,7 +69,7 @@ class Server:
             self._channel, theirs = socket.socketpair()
             unless_started.callback(self._channel.close)
             with theirs:
-                self._process = _started(work, theirs)
+                self._process = _started(work, theirs, stands_back=stands_back)
             unless_started.pop_all()
         assert self._process.stdout is not None
         self._output = self._process.stdout
@@ -142,9 +145,9 @@ class Server:
                 del self.printed[:-_KEPT_OUTPUT]
 
 
-def _started(work: str, channel: socket.socket) -> subprocess.Popen[bytes]:
+def _started(work: str, channel: socket.socket, *, stands_back: bool) -> subprocess.Popen[bytes]:
     """A server that imports what this process can import, in a session of its own."""
-    asked = f"{work!r}, {channel.fileno()}, {os.getpid()}, {IDLE_SECONDS}"
+    asked = f"{work!r}, {channel.fileno()}, {os.getpid()}, {IDLE_SECONDS}, {stands_back=}"
     path = f"import sys; sys.path[:] = {_import_path()!r}"
     code = f"{path}; from composer.system.subprocesses import serving"
     return subprocess.Popen(
@@ -166,40 +169,45 @@ class Servers:
 
     def __init__(self) -> None:
         self._lock = forks.lock()
-        self._idle: list[Server] = []
+        self._idle: dict[bool, list[Server]] = {True: [], False: []}
 
-    def take(self, work: str) -> Server:
+    def take(self, work: str, *, stands_back: bool = False) -> Server:
         """A server to make a request to: one that was kept, or a new one.
+
+        Args:
+            work: The work, of which a new server imports the module.
+            stands_back: True for one that yields to others of the machine.
 
         Raises:
             OSError: there is no process, memory or descriptor left for one.
         """
         place = _place()
-        while (server := self._next_idle()) is not None:
+        while (server := self._next_idle(self._idle[stands_back])) is not None:
             if server.place == place and server.is_listening():
                 return server
             server.end()
-        return Server(work, place)
+        return Server(work, place, stands_back=stands_back)
 
-    def _next_idle(self) -> Server | None:
+    def _next_idle(self, idle: list[Server]) -> Server | None:
         with self._lock:
-            return self._idle.pop() if self._idle else None
+            return idle.pop() if idle else None
 
     def keep(self, server: Server) -> None:
         """Keep a server whose sandbox has ended for the next request."""
         with self._lock:
-            self._idle.append(server)
+            self._idle[server.stands_back].append(server)
 
     def end_all(self) -> None:
         """End the servers that wait."""
-        while (server := self._next_idle()) is not None:
-            server.end()
+        for idle in self._idle.values():
+            while (server := self._next_idle(idle)) is not None:
+                server.end()
 
     def disown(self) -> None:
         """In a forked child, let go of the servers that wait. They are the parent's."""
-        for each in self._idle:
+        for each in itertools.chain(*self._idle.values()):
             each.disown()
-        self._idle = []
+        self._idle = {True: [], False: []}
 
 
 servers = forks.with_each_child(Servers(), Servers.disown)

@@ -61,7 +61,7 @@ four to seven times beside one that does not: they wait for each other. A build 
 core beside them. With 13 it hardly got on beside small calls without a pause."""
 
 
-def serve(work: str, channel: int, caller: int, patience: float) -> None:
+def serve(work: str, channel: int, caller: int, patience: float, *, stands_back: bool) -> None:
     """Run as the server, until the caller is gone or has not asked for a while.
 
     Args:
@@ -70,7 +70,12 @@ def serve(work: str, channel: int, caller: int, patience: float) -> None:
         channel: Descriptor of the socket.
         caller: Process number of the caller.
         patience: Seconds to wait for a request.
+        stands_back: True if the server and its sandboxes yield to others of the machine. Two busy
+            threads of a program wait for each other, so already the imports would hold it up.
     """
+    if stands_back:
+        os.nice(_NICENESS)
+        _let_session_stand_back()
     link = _Link(socket.socket(fileno=channel), caller)
     _die_with(caller)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it passes that on
@@ -86,7 +91,7 @@ def serve(work: str, channel: int, caller: int, patience: float) -> None:
     while True:
         request = link.next_request(patience)
         if not _fork(link):
-            _be_sandbox(link, request, server)
+            _be_sandbox(link, request, server, stands_back=stands_back)
             return
 
 
@@ -154,16 +159,13 @@ class _Link:
         return bytes(read)
 
 
-def stand_back() -> None:
-    """Let this sandbox yield to others of the machine, for the rest of its life.
+def _let_session_stand_back() -> None:
+    """Let the session that this process leads yield to others of the machine.
 
-    Threads that it starts later do so, too. Its nice value counts, and on Linux that of its session
-    where the kernel groups processes by sessions (``man 7 sched``, "The autogroup feature"). The
-    kernel takes one such value in a tenth of a second, of all processes.
+    That counts besides the nice value of a process where Linux groups processes by sessions (``man
+    7 sched``, "The autogroup feature"). The kernel takes one such value in a tenth of a second, of
+    all processes.
     """
-    os.nice(_NICENESS)
-    if os.getsid(0) != os.getpid():
-        return
     with contextlib.suppress(OSError):  # there are no such groups
         for _ in range(10):
             try:
@@ -251,9 +253,11 @@ def _end_all() -> NoReturn:
     os._exit(1)
 
 
-def _be_sandbox(link: _Link, request: _Request, server: int) -> None:
-    """In a fork of the server: do the work."""
+def _be_sandbox(link: _Link, request: _Request, server: int, *, stands_back: bool) -> None:
+    """In a fork of the server: do the work. The fork has the server's nice value."""
     os.setsid()
+    if stands_back:
+        _let_session_stand_back()
     _die_with(server)
     if torch := sys.modules.get("torch"):  # or each sandbox would draw the same numbers
         torch.seed()

@@ -35,6 +35,10 @@ def look_around(payload: bytes = b"", module: str = "children") -> dict[str, Any
     return ask(f"{module}:look_around", payload, NONE)
 
 
+def look_around_standing_back() -> dict[str, Any]:
+    return ask("children:look_around", b"", NONE, stands_back=True)
+
+
 def wait_until(holds: Callable[[], object]) -> None:
     deadline = time.monotonic() + 100
     while not holds():
@@ -55,6 +59,22 @@ def test_children_come_of_one_server_and_know_nothing_of_each_other() -> None:
     assert first["pid"] != second["pid"]
     assert first["server"] == second["server"] == second["imported_by"]
     assert second["left_behind"] == 0
+
+
+def test_child_that_stands_back_does_so_from_the_imports_on() -> None:
+    """By its nice value and by its session's, of which not every kernel has one. Others do not."""
+    usual, back = look_around(), look_around_standing_back()
+    assert back["nice"] == back["nice_at_import"] == min(os.nice(0) + serving._NICENESS, 19)
+    assert usual["nice"] == usual["nice_at_import"] == os.nice(0)
+    assert (usual["session"], back["session"]) in (([], []), (["0"], [str(serving._NICENESS)]))
+
+
+def test_servers_of_both_kinds_are_kept() -> None:
+    """A request takes one of its own kind."""
+    usual, back = look_around(), look_around_standing_back()
+    assert usual["server"] != back["server"]
+    assert look_around()["server"] == usual["server"]
+    assert look_around_standing_back()["server"] == back["server"]
 
 
 def test_child_is_where_its_caller_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -205,7 +225,7 @@ def test_program_that_dies_of_sigpipe_does_not() -> None:
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         server = look_around()["server"]
-        (kept,) = servers.servers._idle
+        (kept,) = servers.servers._idle[False]
         kept._process.poll = lambda: None  # not seen to have ended, yet
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: not is_alive(server))
