@@ -230,12 +230,12 @@ def _parts(under_way: _UnderWay, fingerprint: Fingerprint) -> Iterator[tuple[int
         yield ()
         return
     assert entry.low is not None  # a tentative candidate has a low precision, and bounds for it
-    assert entry.bounds_in_low is not None
+    assert entry.bounds_at_choice is not None
     if known := session.current().knowledge.recall(Part, fingerprint, entry.cache).fact:
         yield known.wide
     in_order = entry.backend.chooses_precision and entry.low == "bf16"
     int8 = entry.backend.gains_by_int8 or "products"
-    rounding = mixed_precision.Rounding(entry.low, entry.bounds_in_low, in_order, int8)
+    rounding = mixed_precision.Rounding(entry.low, entry.bounds_at_choice, in_order, int8)
     yield from mixed_precision.parts(rounding, under_way.request, under_way.passes.shared)
 
 
@@ -249,15 +249,15 @@ def _build_and_verify(
     entry = under_way.entry
     narrowed = _narrowed(under_way, wide)
     if narrowed is None:
-        bounds = entry.bounds
+        bounds = first = entry.bounds
         compiled = _build_within_limits(under_way, under_way.request, entry.told or "fp32")
     else:
-        bounds = entry.bounds_in_low
+        bounds, first = entry.bounds_in_low, entry.bounds_at_choice
         compiled = narrowed.around(_build_within_limits(under_way, narrowed.request, narrowed.told))
         if entry.low == "int8":
             under_way.facts.keeps_nan = False  # no integer stands for it
     _decline_low_coverage(under_way.facts, entry.min_coverage)
-    _verify(compiled, under_way, bounds)
+    _verify(compiled, under_way, first)
     is_foreign = isinstance(entry.backend, CallableBackend | NamedBackend)
     if bounds is None and is_foreign and not entry.backend.comes_with_torch:
         compiled = requiring_gradients(compiled, under_way.request.gm)

@@ -28,6 +28,10 @@ T = TypeVar("T")
 NO_GAIN = "the engine has no kernels that are faster in eight bits"
 """Why an engine is not given a graph with quantized products."""
 
+_AT_CHOICE: dict[LowPrecision, float] = {"bf16": 1.0, "int8": 0.8}
+"""The share of ``max_error`` that ``auto`` allows on the first inputs. The scale of eight bits
+follows the largest number of the inputs, so their error differs from call to call."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChainEntry:
@@ -53,6 +57,7 @@ class ChainEntry:
             off.
         bounds_in_low: ``bounds`` for a graph that was rewritten to low precision. A graph without a
             product of float32 is not rewritten, and has ``bounds`` even in bf16.
+        bounds_at_choice: ``bounds_in_low`` for the first inputs.
     """
 
     candidate: Candidate
@@ -71,6 +76,7 @@ class ChainEntry:
     stays_here: bool = False
     retries: bool = False
     bounds_in_low: LowPrecisionBounds | None = None
+    bounds_at_choice: LowPrecisionBounds | None = None
 
     @property
     def parts(self) -> CandidateParts:
@@ -206,12 +212,14 @@ def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry
     bounds = LowPrecisionBounds(share=precision.max_error)
     if precision.mode != "auto":
         compared = None if entry.bounds is None else bounds
-        yield replace(entry, precision=precision.mode, bounds_in_low=compared)
+        low = replace(entry, bounds_in_low=compared, bounds_at_choice=compared)
+        yield replace(low, precision=precision.mode)
         return
     tentative = replace(entry, tentative=True, bounds_in_low=bounds)
     for each in precision.allow:
         barred = _why_not_tried(each, entry.backend, policy)
-        yield replace(tentative, precision=each, barred=barred)
+        narrower = replace(bounds, share=bounds.share * _AT_CHOICE[each])
+        yield replace(tentative, precision=each, barred=barred, bounds_at_choice=narrower)
     yield replace(entry, precision="fp32")
 
 

@@ -317,10 +317,10 @@ def test_auto_takes_eight_bits_where_they_are_measured_faster() -> None:
 
 
 def test_auto_rejects_what_is_not_exact_enough() -> None:
-    """``max_error`` judges eight bits as it judges bfloat16, against the program in float32."""
+    """Against the program in float32, with a fifth of ``max_error`` left for other inputs."""
     module, x = nn.Linear(32, 8), torch.randn(4, 32)
     off = error(compiled(module, Integers, precision="int8")(x), module(x))
-    for share, accepted in ((1.1, True), (0.9, False)):
+    for share, accepted in ((1.3, True), (1.2, False)):
         torch.compiler.reset()
         asked = IN_INT8 | {"max_error": share * off}
         compiled(module, Recalls, precision=asked, select=MEASURED)(short_nap(x))
