@@ -192,6 +192,10 @@ class FakeParser:
         self.weights[name] = ctypes.string_at(address, size)
         return self.real.load_initializer(name, address, size)
 
+    def parse_from_file(self, path: str) -> bool:
+        self.fake.parsed[self.network_id] = (onnx.load(path), self.weights)
+        return self.real.parse_from_file(path)
+
 
 class FakeRuntime:
     """Loads the plans of the fake builder, and nothing else."""

@@ -10,6 +10,7 @@ commented out.) A backend that the program itself registers under that name take
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from composer.backends.onnx_engine import (
     to_plain,
 )
 from composer.backends.tensorrt import probe
+from composer.backends.tensorrt.alone import write_alone
 from composer.backends.tensorrt.dtypes import why_not_here
 from composer.backends.tensorrt.library import load_library
 from composer.backends.tensorrt.loading import in_host_memory
@@ -109,6 +111,16 @@ class TensorRTEngine(OnnxEngine[Settings]):
     ) -> Loaded:
         """Build a plan for these weights, or load it from disk."""
         return Plans(load_library(), place_on(build.device), region.read, build).load(weights)
+
+    def alone(
+        self,
+        folder: Path,
+        region: OnnxRegion,
+        weights: Mapping[str, torch.Tensor],
+        build: OnnxBuild[Settings],
+    ) -> str:
+        """Write the model that TensorRT reads; return a program that needs TensorRT and torch."""
+        return write_alone(folder, load_library(), region.read, weights, build)
 
 
 tensorrt = dynamo_backend(TensorRTEngine, NAME)

@@ -17,8 +17,8 @@ from composer.records import Reason, Status
 if TYPE_CHECKING:
     import onnx
 
-_INLINE = 1 << 30
-"""Most bytes of weights that are copied into a model to ask which nodes are supported.
+INLINE = 1 << 30
+"""Most bytes of weights that are copied into a model.
 
 The limit of a protobuf is twice as large.
 """
@@ -59,8 +59,8 @@ def parse(
     if load_by_address(parser, model, read) and parser.parse_model_proto():
         return Parsed(builder, parser, network, {}, None)
     refused = dict(_errors(parser))
-    if sum(tensor.nbytes for tensor in read.values()) < _INLINE:
-        refused |= _unsupported(library, _inlined(model, read), lines)
+    if sum(tensor.nbytes for tensor in read.values()) < INLINE:
+        refused |= _unsupported(library, inlined(model, read), lines)
     error = lines.refusal("TensorRT's parser fails", Reason.EXPORT_FAILED)
     return Parsed(builder, parser, None, refused, None if refused else error)
 
@@ -89,13 +89,13 @@ def _fresh(library: Library, lines: Lines) -> tuple[Any, Any, Any]:
     trt = library.module
     try:
         builder = trt.Builder(library.log)
-        network = builder.create_network(_creation_flags(trt))
+        network = builder.create_network(creation_flags(trt))
         return builder, network, trt.OnnxParser(network, library.log)
     except TypeError as error:  # raised where a factory returns null
         raise lines.refusal("TensorRT makes no builder") from error
 
 
-def _creation_flags(trt: Any) -> int:
+def creation_flags(trt: Any) -> int:
     """Return the flags for a network whose dtypes are those of the model.
 
     From version 11 on, and in TensorRT for RTX, all networks are strongly typed without a flag.
@@ -135,7 +135,7 @@ def _errors(parser: Any) -> Iterator[tuple[int, str]]:
         yield error.node(), f"TensorRT's parser refuses {error.node_operator()}{why}"
 
 
-def _inlined(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]) -> bytes:
+def inlined(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]) -> bytes:
     """Return the serialized model with the values of the weights in it."""
     import onnx
 

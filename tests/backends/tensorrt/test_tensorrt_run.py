@@ -7,9 +7,13 @@ GPU would run.
 from __future__ import annotations
 
 import dataclasses
+import runpy
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +28,15 @@ from composer.backends.tensorrt.cache import plans
 
 pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU")
 
+from facts import FACTS
 from fake_tensorrt import ERROR, Fake, FakePlace
 
 from composer.build import BuildTerms
+from composer.chain import repro
 from composer.errors import CacheWarning
+from composer.graphs import capture
+from composer.graphs.case import Case
+from composer.tools import regions
 
 CHAIN = ("tensorrt",)
 
@@ -449,3 +458,38 @@ def test_the_name_can_be_looked_up_once_the_engine_was_needed(fake: Fake) -> Non
     same(model, x)
     torch.testing.assert_close(torch.compile(model, backend="tensorrt")(x), model(x))
     assert registry.lookup_backend("tensorrt") is tensorrt.tensorrt
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_folder_of_a_part_has_a_program_of_tensorrt_alone(
+    fake: Fake, dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real parser and builder take what it says. Composer is in none of its lines."""
+    net, found = Net().eval(), list[Case]()
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        request = capture.read_request(gm, inputs)
+        found.append(Case.of(gm, inputs, request.weights, {**FACTS, "dynamic": dynamic}))
+        return gm.forward
+
+    torch.compile(net, backend=backend, dynamic=dynamic)(torch.randn(5, 4))
+    torch.compiler.reset()
+    options = {"optimization_level": 1, "workspace_mib": 64}
+    repro.write(found[0], tmp_path / "whole", {"backend": "tensorrt", "options": options})
+    regions.write_regions(tmp_path / "whole", tmp_path / "parts")
+    (folder,) = (tmp_path / "parts").iterdir()
+    text = (folder / "run.py").read_text()
+    assert "composer" not in text
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", fake.library.module)
+    stream = SimpleNamespace(cuda_stream=1, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.syspath_prepend(str(folder))
+    for name in ("check", "comparison", "graph"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    program = runpy.run_path(str(folder / "run.py"))
+    graph = program["Graph"]()
+    inputs = program["inputs"]()
+    for got, expected in zip(program["engine"](graph)(*inputs), graph(*inputs), strict=True):
+        torch.testing.assert_close(got, expected)
+    for name in ("check", "comparison", "graph"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
