@@ -12,7 +12,8 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from compiles import Outputs, first_line
@@ -48,13 +49,17 @@ class Native(ABC):
 
 
 class OnnxRuntime(Native):
-    """A session with ONNX Runtime's own defaults, but for the number of threads."""
+    """A session with ONNX Runtime's own defaults, but for the number of threads and ``entries``."""
+
+    entries: ClassVar[Mapping[str, str]] = {}
 
     def made(self, inputs: Inputs) -> Callable[[Inputs], Outputs]:
         """From the public exporter."""
         package = onnxruntime()
         options = package.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
+        for key, value in self.entries.items():
+            options.add_session_config_entry(key, value)
         providers = ["CPUExecutionProvider"]
         session = package.InferenceSession(self.model(inputs), options, providers=providers)
         self.via = "torch.onnx.export"
@@ -65,8 +70,8 @@ class OnnxRuntime(Native):
 
         return run
 
-    def model(self, inputs: Inputs) -> bytes:
-        """The model that the session runs."""
+    def model(self, inputs: Inputs) -> bytes | str:
+        """The model that the session runs, or its path."""
         return exported(self.module, inputs)
 
 
@@ -84,17 +89,8 @@ class OpenVino(Native):
         import openvino
 
         core = openvino.Core()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                program = torch.export.export(self.module, (), dict(inputs), strict=False)
-                model = openvino.convert_model(program)
-                self.via = "torch.export"
-            except Exception as error:  # noqa: BLE001  # the other way may do
-                log.debug("OpenVINO's converter: %s", first_line(error))
-                model = core.read_model(io.BytesIO(exported(self.module, inputs)))
-                self.via = "torch.onnx.export"
-        compiled = core.compile_model(self.prepared(model), "CPU", self.settings)
+        model = self.prepared(self.model(core, inputs))
+        compiled = core.compile_model(model, "CPU", self.settings)
         took = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         self.via += f", in {took}"  # float32 where the processor has no bfloat16
         request = compiled.create_infer_request()
@@ -106,9 +102,64 @@ class OpenVino(Native):
 
         return run
 
+    def model(self, core: Any, inputs: Inputs) -> Any:
+        """What OpenVINO reads of the module."""
+        import openvino
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                program = torch.export.export(self.module, (), dict(inputs), strict=False)
+                model = openvino.convert_model(program)
+                self.via = "torch.export"
+            except Exception as error:  # noqa: BLE001  # the other way may do
+                log.debug("OpenVINO's converter: %s", first_line(error))
+                model = core.read_model(io.BytesIO(exported(self.module, inputs)))
+                self.via = "torch.onnx.export"
+        return model
+
     def prepared(self, model: Any) -> Any:
         """The model that is compiled."""
         return model
+
+
+class KeptOnnxRuntime(OnnxRuntime):
+    """A session that reads the file of an export in a folder; it makes one if there is none."""
+
+    def __init__(self, module: nn.Module, folder: Path) -> None:
+        super().__init__(module)
+        self.path = folder / "model.onnx"
+
+    def model(self, inputs: Inputs) -> str:
+        """The path of the file."""
+        if not self.path.exists():
+            self.path.write_bytes(exported(self.module, inputs))
+        return str(self.path)
+
+
+class KeptOpenVino(OpenVino):
+    """A model that is read from its file in a folder, with OpenVINO's own cache beside."""
+
+    def __init__(self, module: nn.Module, folder: Path) -> None:
+        super().__init__(module, "fp32")
+        self.path = folder / "model.xml"
+        self.settings["CACHE_DIR"] = str(folder / "cache")
+
+    def model(self, core: Any, inputs: Inputs) -> Any:
+        """The model; it makes the file if there is none."""
+        import openvino
+
+        if self.path.exists():
+            return core.read_model(self.path)
+        model = super().model(core, inputs)
+        openvino.save_model(model, self.path, compress_to_fp16=False)
+        return model
+
+
+def kept(engine: str, module: nn.Module, folder: Path) -> Native:
+    """The module in an engine that starts from what an earlier process left in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return (KeptOpenVino if engine == "openvino" else KeptOnnxRuntime)(module, folder)
 
 
 def exported(module: nn.Module, inputs: Inputs) -> bytes:

@@ -3,8 +3,9 @@
 Every start is a process of its own, and the variants take turns: Inductor, and composer with ONNX
 Runtime and with OpenVINO, each cold (empty caches) and warm (right after a process that filled
 them); the first two also loaded from a file that another process wrote
-(docs/how-to/save-a-compile.md); and Dynamo with nothing behind it, below which no engine can come
-that it has to trace for. Run from anywhere, with composer installed::
+(docs/how-to/save-a-compile.md); both native engines by themselves, cold (exported) and warm (read
+from the file of the export); and Dynamo with nothing behind it, below which no engine can come that
+it has to trace for. Run from anywhere, with composer installed::
 
     python bench/warm.py --models bert,resnet --rounds 5 --json bench/results/warm.json
 
@@ -40,11 +41,13 @@ INDUCTOR_COLD, INDUCTOR_WARM = "inductor, cold", "inductor, warm"
 COMPOSER_COLD, COMPOSER_WARM = "composer[onnxrt], cold", "composer[onnxrt], warm"
 OPENVINO_COLD, OPENVINO_WARM = "composer[openvino], cold", "composer[openvino], warm"
 INDUCTOR_LOADED, COMPOSER_LOADED = "inductor, loaded", "composer[onnxrt], loaded"
+NATIVE_ONNXRT_COLD, NATIVE_ONNXRT_WARM = "onnxruntime, cold", "onnxruntime, warm"
+NATIVE_OPENVINO_COLD, NATIVE_OPENVINO_WARM = "openvino, cold", "openvino, warm"
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to start: ``backend`` and ``options`` of ``torch.compile``.
+    """A way to start: ``backend`` and ``options`` of ``torch.compile``, or a native engine.
 
     Those that are ``loaded`` read what was compiled from a file. ``caches`` is the folder that cold
     and warm starts of one engine share.
@@ -56,6 +59,14 @@ class Variant:
     loaded: bool = False
     caches: str = ""
 
+    @property
+    def is_traced(self) -> bool:
+        """True if Dynamo traces the model."""
+        return not self.loaded and self.backend not in NATIVE
+
+
+NATIVE = ("onnxruntime", "openvino")
+"""Names that variants of native engines have in place of a backend's."""
 
 ONNXRT = {"chain": ["onnxrt"]}
 OPENVINO = {"chain": ["openvino"]}
@@ -69,6 +80,10 @@ VARIANTS = (
     Variant(OPENVINO_WARM, "composer", OPENVINO, caches="openvino"),
     Variant(INDUCTOR_LOADED, "inductor", loaded=True),
     Variant(COMPOSER_LOADED, "composer", ONNXRT, loaded=True),
+    Variant(NATIVE_ONNXRT_COLD, "onnxruntime"),
+    Variant(NATIVE_ONNXRT_WARM, "onnxruntime"),
+    Variant(NATIVE_OPENVINO_COLD, "openvino"),
+    Variant(NATIVE_OPENVINO_WARM, "openvino"),
 )
 """In the order of a round, whose caches are empty at first: a warm start finds what the cold one
 before it left."""
@@ -80,7 +95,14 @@ RATIOS = (
     (OPENVINO_WARM, OPENVINO_COLD),
     (COMPOSER_LOADED, INDUCTOR_LOADED),
     (COMPOSER_LOADED, INDUCTOR_WARM),
+    (COMPOSER_COLD, NATIVE_ONNXRT_COLD),
+    (COMPOSER_WARM, NATIVE_ONNXRT_WARM),
+    (OPENVINO_COLD, NATIVE_OPENVINO_COLD),
+    (OPENVINO_WARM, NATIVE_OPENVINO_WARM),
 )
+
+
+TRACED = {each.name for each in VARIANTS if each.is_traced}
 
 
 def start(model: str, variant: Variant, *, tiny: bool) -> dict[str, Any]:
@@ -88,10 +110,14 @@ def start(model: str, variant: Variant, *, tiny: bool) -> dict[str, Any]:
     import zoo  # here: the parent needs no transformers
 
     module, inputs = zoo.build(model, tiny=tiny)
+    if variant.backend in NATIVE:
+        from native_cpu import kept  # which imports a part of composer
     began = time.perf_counter()
     if variant.loaded:
         with _file(variant).open("rb") as file:
             run = functools.partial(torch.compiler.load_compiled_function(file), module)
+    elif variant.backend in NATIVE:
+        run = kept(variant.backend, module, _kept("native"))
     else:
         run = torch.compile(module, backend=variant.backend, options=variant.options)
     with torch.no_grad():
@@ -116,7 +142,12 @@ def write(model: str, variant: Variant, *, tiny: bool) -> dict[str, Any]:
 
 
 def _file(variant: Variant) -> Path:
-    return Path(os.environ["COMPOSER_CACHE_DIR"], f"{variant.backend}.compiled")
+    return _kept(f"{variant.backend}.compiled")
+
+
+def _kept(name: str) -> Path:
+    """The path of a file that another process of the round may have written."""
+    return Path(os.environ["COMPOSER_CACHE_DIR"], name)
 
 
 def _artefacts(variant: Variant) -> list[Any]:
@@ -168,7 +199,7 @@ def measure(model: str, rounds: int, *, tiny: bool) -> dict[str, Any]:
         "engine": {
             f"{a} / {b}": _ratio(_beyond(times, a), _beyond(times, b))
             for a, b in RATIOS
-            if COMPOSER_LOADED not in (a, b)  # nothing of that is Dynamo's
+            if {a, b} <= TRACED
         },
     }
 
