@@ -266,8 +266,8 @@ def main() -> None:
     for model in given.models.split(","):
         record["models"][model] = measure(model, given.rounds, tiny=given.tiny)
         show(model, record["models"][model])
-    if given.json:
-        write_json(given.json, record)
+        if given.json:
+            write_json(given.json, record)
 
 
 if __name__ == "__main__":
