@@ -19,7 +19,6 @@ if _typing.TYPE_CHECKING:
     __version__: str
     from composer import errors, passes, testing
     from composer.lowering.weights.by_address import refresh
-    from composer.lowering.weights.guards import guards
     from composer.policy import Candidate, Policy, PolicyBook, using
     from composer.records import Attempt, CompileReport, Reason, Status
     from composer.session import configure, report, reports, reset
@@ -39,7 +38,6 @@ __all__ = [
     "configure",
     "errors",
     "explain",
-    "guards",
     "load",
     "passes",
     "refresh",
@@ -55,7 +53,6 @@ __all__ = [
 
 _HOMES = {
     "lowering.weights.by_address": ("refresh",),
-    "lowering.weights.guards": ("guards",),
     "policy": ("Candidate", "Policy", "PolicyBook", "using"),
     "records": ("Attempt", "CompileReport", "Reason", "Status"),
     "session": ("configure", "report", "reports", "reset"),

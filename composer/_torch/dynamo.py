@@ -301,19 +301,6 @@ def is_marked_by_program(node: torch.fx.Node) -> bool:
     return found is not None and is_static_input(node) and "MODULE" not in found.name
 
 
-def guards_weight(entry: Any) -> bool:
-    """True for a guard on the sizes, strides, dtype and so on of a weight.
-
-    The weights are parameters, and buffers of torch's own modules. The entry is what torch gives to
-    a ``guard_filter_fn``.
-    """
-    source = entry.orig_guard.source
-    is_parameter = type(entry.value) is torch.nn.Parameter
-    is_of_torch = source.is_unspecialized_builtin_nn_module()
-    is_on_tensor = entry.guard_type == "TENSOR_MATCH"
-    return is_on_tensor and (is_parameter or is_of_torch)
-
-
 @optional(
     "numbers that the program draws by Python's random, for engines that read by address",
     "torch._dynamo.source:RandomValueSource",

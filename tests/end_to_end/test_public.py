@@ -22,8 +22,8 @@ def test_exports_are_exactly_the_contract_so_far() -> None:
     assert public - {"annotations"} == set(composer.__all__) - {"errors", "passes", "testing"}
     assert set(composer.__all__) == {
         *("Attempt", "Candidate", "CompileReport", "Policy", "PolicyBook", "Reason", "Status"),
-        *("configure", "errors", "explain", "guards", "passes", "refresh", "report", "reports"),
-        *("load", "repro", "reset", "save", "testing", "using", "warm_up"),
+        *("configure", "errors", "explain", "passes", "refresh", "report", "reports", "reset"),
+        *("load", "repro", "save", "testing", "using", "warm_up"),
     }
 
 

@@ -11,7 +11,7 @@ MOST_DECISIONS = 37.1
 """For 100 lines of function bodies. The aim is 32."""
 
 
-MOST_LINES = 57_393
+MOST_LINES = 57_339
 """In the ``*.py`` files of composer."""
 
 
