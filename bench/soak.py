@@ -97,7 +97,9 @@ def subjects(graphs: int, calls: int, draw: random.Random) -> list[Subject]:
             FakeBackend("raises", at=draw.randint(1, longest), name=f"engine_{number}_{place}")
             for place in range(ENGINES)
         )
-        net = Net(number)
+        # Torch's threads can wait for each other over a weight that needs a gradient; see
+        # docs/how-to/train.md. The inputs need theirs all the same.
+        net = Net(number).requires_grad_(False)
         options = {"chain": [*engines, "aot_eager"], "model": f"net_{number}"}
         run = torch.compile(net, backend="composer", dynamic=True, options=options)
         made.append(Subject(net, run, engines, training=number % 3 == 1))

@@ -10,6 +10,7 @@ import os
 import pkgutil
 import random
 import signal
+import subprocess
 import sys
 import traceback
 import types
@@ -1780,3 +1781,40 @@ def test_inductor_keeps_what_it_compiles_in_another_folder(tmp_path) -> None:
     with _torch.inductor.caches_in(str(tmp_path)):
         assert _torch.inductor.inductor_cache_dir() == str(tmp_path)
     assert _torch.inductor.inductor_cache_dir() == own
+
+
+TWO_THREADS = """
+import threading, time, torch
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+def repeat(call):
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        call(weight)
+
+weight = torch.nn.Parameter(torch.ones(2))
+print("begins", flush=True)
+for call in (Double.apply, lambda weight: weight * 2):
+    threading.Thread(target=repeat, args=(call,)).start()
+"""
+
+
+@upstream
+def test_two_threads_that_need_the_gradient_of_a_weight_wait_for_each_other() -> None:
+    """Torch alone. When this fails, the section on threads in docs/how-to/train.md may go.
+
+    One has the GIL and waits for the mutex of the weight's autograd data, the other has the mutex
+    and waits for the GIL. Seen with 2.13.0 and 2.14.1.
+    """
+    with subprocess.Popen([sys.executable, "-c", TWO_THREADS], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begins\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=20)
+        finally:
+            process.kill()
