@@ -85,7 +85,7 @@ class OpenTelemetrySink(Sink):
         from opentelemetry import trace
 
         news = self._totals.take(record)
-        for attempt in record["attempts"][news.known :]:
+        for attempt in news.attempts:
             self._attempts.add(1, _present(attempt, ("backend", "status", "reason")))
         if news.takeover:
             self._recompile(record, news)

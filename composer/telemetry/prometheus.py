@@ -54,7 +54,7 @@ class PrometheusSink(Sink):
     def emit(self, record: dict[str, Any]) -> None:
         """Count the new attempts of the graph, and at its first record the time of the compile."""
         news = self._series.totals.take(record)
-        for attempt in record["attempts"][news.known :]:
+        for attempt in news.attempts:
             labels = attempt["backend"], attempt["status"], attempt["reason"] or ""
             self._series.attempts.labels(*labels).inc()
         if news.first:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer.records import CompileReport, Reason, Runtime
+from composer.records import CompileReport, Reason, Runtime, Status
 from composer.system import forks
 
 KEPT_GRAPHS = 1000
@@ -56,7 +56,9 @@ class News:
 
     Attributes:
         first: True if it is the first record of the graph.
-        known: The number of its attempts that an earlier record had; the later ones are new.
+        known: The number of its attempts that an earlier record had.
+        attempts: The attempts that are new: the later ones, and those in the place of an earlier
+            one. An engine that served, and failed at a call, is not new.
         raised: The number of engines that raised at run time since the last reported takeover.
         takeover: True if composer tried further candidates after an engine raised at run time, or
             if the eager fallback serves because none is left.
@@ -64,6 +66,7 @@ class News:
 
     first: bool
     known: int = 0
+    attempts: tuple[Mapping[str, Any], ...] = ()
     raised: int = 0
     takeover: bool = False
 
@@ -84,11 +87,11 @@ class _Graph:
 class _Known:
     """Facts from the records of a graph so far.
 
-    ``attempts`` and ``raised`` are the numbers of its attempts, and of engines that raised at run
+    ``statuses`` are those of its attempts. ``raised`` is the number of engines that raised at run
     time; ``chosen`` is the engine that serves it.
     """
 
-    attempts: int
+    statuses: tuple[str, ...]
     raised: int
     chosen: str
 
@@ -120,20 +123,23 @@ class Totals:
         """Note the engine that serves a graph from now on, and return the news in the record."""
         number = record["number"]
         attempts, chosen = record["attempts"], record["chosen"]
+        statuses = tuple(each["status"] for each in attempts)
         with self._lock:
             self._serves(number, chosen)
             earlier = self._known.get(number)
             if earlier is None:
-                self._known[number] = _Known(len(attempts), _raised(attempts), chosen)
+                self._known[number] = _Known(statuses, _raised(attempts), chosen)
                 if len(self._known) > 100 * KEPT_GRAPHS:
                     self._known.popitem(last=False)
-                return News(first=True)
-            known, raised = earlier.attempts, _raised(attempts[: earlier.attempts]) - earlier.raised
+                return News(first=True, attempts=tuple(attempts))
+            known = len(earlier.statuses)
+            raised = _raised(attempts[:known]) - earlier.raised
+            new = (*_replaced(attempts, earlier.statuses), *attempts[known:])
             takeover = known < len(attempts) or (raised > 0 and chosen == earlier.chosen)
-            earlier.attempts, earlier.chosen = len(attempts), chosen
+            earlier.statuses, earlier.chosen = statuses, chosen
             if takeover:
                 earlier.raised = _raised(attempts)
-        return News(False, known, raised, takeover)
+        return News(False, known, new, raised, takeover)
 
     def _serves(self, number: int, backend: str) -> None:
         """Count the calls of a graph for this backend from now on."""
@@ -165,6 +171,15 @@ class Totals:
 
     def _keep(self, backend: str, done: Total) -> None:
         self._past[backend] = self._past.get(backend, Total()) + done
+
+
+def _replaced(
+    attempts: Sequence[Mapping[str, Any]], statuses: Sequence[str]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the attempts in the place of earlier ones, such as after a choice in the background."""
+    for attempt, earlier in zip(attempts, statuses, strict=False):
+        if attempt["status"] != earlier != Status.SUCCEEDED:
+            yield attempt
 
 
 def _raised(attempts: Sequence[Mapping[str, Any]]) -> int:

@@ -18,6 +18,7 @@ from recordings import taken_over
 
 from composer import session
 from composer.telemetry.prometheus import PrometheusSink
+from composer.testing import settle
 
 
 @pytest.fixture
@@ -46,6 +47,25 @@ def scraped(registry: CollectorRegistry) -> dict[str, dict[tuple[str, ...], floa
             labels = tuple(value for _, value in sorted(each.labels.items()))
             samples.setdefault(each.name, {})[labels] = each.value
     return samples
+
+
+@pytest.mark.slow
+def test_attempts_in_the_background_are_counted_when_they_are_made(
+    registry: CollectorRegistry,
+) -> None:
+    """Until then each of them counts as skipped."""
+    select = {"by": "first", "background": True}
+    f = compiled(torch.sin, raises, honest, select=select, isolate=True)
+    for _ in range(2):
+        f(torch.ones(2))
+    settle()
+    f(torch.ones(2))
+    assert scraped(registry)["composer_attempts_total"] == {
+        ("raises", "policy", "skipped"): 1,
+        ("honest", "policy", "skipped"): 1,
+        ("raises", "build_failed", "failed"): 1,
+        ("honest", "", "succeeded"): 1,
+    }
 
 
 def test_scrape_shows_attempts_and_compile_times(registry: CollectorRegistry) -> None:
