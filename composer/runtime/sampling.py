@@ -38,7 +38,6 @@ class Sampler:
         fallback: The eager fallback.
         exact: Computes the eager fallback in float64, for the inputs of a call and a request.
         request: Returns the graph's request with the inputs of a call.
-        bounds: How far numbers may be off, for an engine without bounds of its own.
         apart: True if the engine runs on copies only, and the eager fallback gives the answer.
         runtime: Counts the comparisons.
     """
@@ -47,7 +46,6 @@ class Sampler:
     fallback: Compiled
     exact: Callable[[Sequence[Any], GraphRequest], Values]
     request: Callable[[Sequence[Any]], GraphRequest]
-    bounds: Bounds
     apart: bool
     runtime: Runtime
 

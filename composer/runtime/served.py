@@ -186,8 +186,8 @@ class ServedGraph:
                 self._starved += 1
                 event = Event.STARVED if self._starved >= _STARVED else event
             if event is not Event.LACKED:
-                self.engine = None  # its memory is free for the next
                 self.run = self.resuming
+                self.engine = None  # its memory is free for the next
                 self._wait(engine.place, self._runtime.calls)
                 self._successors.failed(error, what)
             self._happen(event)
@@ -202,7 +202,7 @@ class ServedGraph:
         with self._successors.compiling(), self.lock:
             if self._following is not None:
                 self._follow(self._following, args)
-            elif self.state is State.QUARANTINED:
+            elif self.run is self.resuming:
                 places = self.order[self._position() + 1 :]
                 self._take(self._successors.build(places, args))
             else:
@@ -211,19 +211,25 @@ class ServedGraph:
             return self.run
 
     def _follow(self, decision: Decision | Undecided, args: Sequence[Any]) -> None:
-        self._following = None
         try:
             built = self._successors.follow(decision, args, self.engine)
         except BaseException as error:
-            self.decided(decision)  # if this is an interruption, the next call follows it
-            control_flow.pass_on(error)
-            self._decision = None
+            control_flow.pass_on(error)  # the next call follows it
+            self._following = None
             self.is_chosen = True  # nothing else is to come
             raise
+        self._following = None
         self.order = built.order
         self._take(built)
         self.is_chosen = True
         self._await_lull(provisional=built.is_provisional)
+
+    def _interrupted(self) -> None:
+        """Leave to the next call what an interrupted one was to do."""
+        with self.lock:
+            self._decision = self._decision or self._following
+            self._following = None
+            self._reschedule()
 
     def decided(self, decision: Decision | Undecided) -> None:
         """Have the next call follow a decision of the background."""
@@ -339,12 +345,20 @@ class ServedGraph:
             self._update_due()
 
     def _kind_of(self, number: int, run: Compiled) -> _Kind:
-        """Return the kind of the call with the tick ``number``; to be asked once for each call."""
-        with self.lock:
+        """Return the kind of the call with the tick ``number``; to be asked once for each call.
+
+        A call does not wait for another one that builds an engine. The next call does what is due.
+        """
+        if not self.lock.acquire(blocking=False):
+            is_compared = self._every == 1 and run is not self.resuming
+            return _Kind.COMPARE if is_compared else _Kind.PLAIN
+        try:
             call = number - self._runtime.reads
             kind = _Kind.PLAIN if run is self.resuming else self._scheduled(call)
             self._update_due()
-        return kind
+            return kind
+        finally:
+            self.lock.release()
 
     def _scheduled(self, call: int) -> _Kind:
         """Return what is scheduled for a call, and mark it as done."""
@@ -512,21 +526,19 @@ class ServedGraph:
         return self._compared(run) if self._every == 1 else run
 
     def _compared(self, run: Compiled) -> Compiled:
-        sampler = self._sampler
-        if sampler is None or run is sampler.fallback:
+        sampler, engine = self._sampler, self.engine
+        if sampler is None or engine is None or engine.compiled is not run:
             return run
-        return functools.partial(self._compare, sampler, run)
+        return functools.partial(self._compare, sampler, engine)
 
-    def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
-        """Answer a call by ``run``, or by eager if the numbers of ``run`` are wrong.
+    def _compare(self, sampler: Sampler, engine: Engine, *args: Any) -> Any:
+        """Answer a call by an engine, or by eager if its numbers are wrong.
 
         Raises:
             Refusal: the numbers are wrong, and the policy wants errors.
         """
-        engine = self.engine
-        with self._beside(run) as timed:
-            bounds = engine.bounds if engine else sampler.bounds
-            outputs, refusal = sampler.compare(timed, args, bounds)
+        with self._beside(engine.compiled) as timed:
+            outputs, refusal = sampler.compare(timed, args, engine.bounds)
         if refusal is None:
             return outputs
         if not self._successors.recovers:
@@ -535,7 +547,7 @@ class ServedGraph:
             finally:
                 del refusal  # its traceback holds this frame, which would be a cycle
         outputs = self._successors.fallback(*args)
-        self._failed(Event.WRONG, refusal, run)
+        self._failed(Event.WRONG, refusal, engine.compiled)
         return outputs
 
     def _resume(self, *args: Any) -> Any:
@@ -547,6 +559,7 @@ class ServedGraph:
             with self._beside(), self._runtime.waiting():
                 run = self.advance(args)
         except BaseException as error:
+            self._interrupted()
             control_flow.pass_on(error)
             self._runtime.failed(error)
             raise

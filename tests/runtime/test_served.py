@@ -120,6 +120,73 @@ def test_choice_that_cannot_be_followed_is_over(monkeypatch: pytest.MonkeyPatch)
     assert program.call() == [EAGER]
 
 
+def test_failure_that_is_interrupted_is_followed_by_the_next_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The record of the failure takes time; a signal may end it."""
+    program = Program(FakeSuccessors(refuses=0))
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(program.successors, "failed", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            program.call(Event.RAISED)
+    assert program.call() == [1]
+    assert program.served.state is State.SERVING
+
+
+def test_interrupted_wait_for_another_compile_leaves_the_choice_to_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dynamo compiles in one thread at a time."""
+    program = Program(FakeSuccessors(), first=None)
+    program.decide(2)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(program.successors, "compiling", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            program.call()
+    assert program.call() == [2]
+
+
+def test_interrupted_wait_leaves_the_retry_to_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The quarantine of the first engine is over."""
+    program = Program(FakeSuccessors(refuses=0, retry_after=2))
+    program.call(Event.RAISED)
+    assert [program.call() for _ in range(2)] == [[1], [1]]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(program.successors, "compiling", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            program.call()
+    assert program.call() == [0]
+
+
+def test_call_of_another_thread_does_not_wait_for_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is due for something else, such as a comparison."""
+    program = Program(FakeSuccessors(), first=None)
+    program.decide(2)
+    began, goes_on = threading.Event(), threading.Event()
+    follow = program.successors.follow
+
+    def slow(*args: Any) -> Any:
+        began.set()
+        goes_on.wait(30)
+        return follow(*args)
+
+    monkeypatch.setattr(program.successors, "follow", slow)
+    building = threading.Thread(target=program.call)
+    building.start()
+    assert began.wait(30)
+    program.served.due = 0
+    other = threading.Thread(target=program.call)
+    other.start()
+    other.join(30)
+    assert building.is_alive()
+    assert not other.is_alive()
+    goes_on.set()
+    building.join()
+    assert program.call() == [2]
+
+
 def test_decision_is_followed_although_the_engine_fails_before() -> None:
     """Another thread may meet the failure while the call that follows it begins."""
     program = Program(FakeSuccessors(refuses=0))
