@@ -42,6 +42,7 @@ def walk(
     among_ranks: bool = False,
     at_run_time: bool = False,
     in_sandbox: Step | None = None,
+    refused: Mapping[int, choice.Tried] | None = None,
 ) -> Outcome:
     """Try one candidate after the other, and choose which one serves the graph.
 
@@ -62,11 +63,13 @@ def walk(
             candidate, as any other error does.
         in_sandbox: Where this process is a sandbox, a function to call before each candidate and
             each build with its place and the attempts so far, and with ``None`` before measuring.
+        refused: Candidates that are not tried again, by their places, as they were refused.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     trying = _Trying(request, entries, eager, among_ranks, at_run_time, in_sandbox)
+    trying.refused.update(refused or {})
 
     # 0. There is nothing to gain from an engine where nothing is computed.
     if writes.computes_nothing(request.gm):
@@ -99,7 +102,7 @@ def walk(
                 remembered.keep(whole, benchmark, outcome)
             return outcome
         why_here = decided.why
-        trying.entries = decided.left_of(entries)
+        trying.refused |= decided.refused
 
     # 3. Try one after the other, until one can serve or all that may serve are known.
     made: list[choice.Tried] = []
@@ -174,7 +177,7 @@ class _Trying:
 
     Attributes:
         made: Results that engines share.
-        refused: Candidates of a decision that were not accepted here.
+        refused: Candidates that are not tried again, by their places.
         built: Candidates that need not be built again, by their places.
     """
 

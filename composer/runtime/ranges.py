@@ -242,27 +242,32 @@ class Ranges:
         size = decision.size
         if size is None or size in self._winners:
             return
-        place = self._admitted(decision, size)
+        place = self._admitted(decision)
         is_known = place in self._servers or place in self._winners.values()
         self._asked.add(size)
         self._winners[size] = place
         self._starts = sizes.ranges(self._winners)
         if not is_known:
-            self._to_load[place] = dataclasses.replace(decision, lasts=False)
+            # Only the winner and eager can be unknown.
+            self._to_load[place] = dataclasses.replace(
+                decision,
+                attempts=decision.serving_from(place),
+                ranking=() if place is None else decision.ranking,
+                lasts=False,
+            )
             return
         if is_new:
             self._successors.note(decision.serving_from(place))
         if place in self._servers:  # else a call is about to build it, or does so now
             self._servers[place].successors.serves_at(size)
 
-    def _admitted(self, decision: Decision, size: int) -> int | None:
+    def _admitted(self, decision: Decision) -> int | None:
         """Return the place of the best candidate, of those that serve if there are enough."""
-        kept = {*self._winners.values()}
+        kept = {*self._winners.values()} - {None}
         if len(kept) < self._most:
             return decision.winner
         # Whoever is not in the ranking is slower than eager.
-        ranking = (*decision.ranking, None, sizes.at(size, self._starts))
-        return next(each for each in ranking if each in kept)
+        return next((each for each in decision.ranking if each in kept), None)
 
     # Builds
 

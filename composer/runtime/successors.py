@@ -139,7 +139,6 @@ class Successors:
             fallback=self.fallback,
             exact=self._exact,
             request=self.request_for,
-            bounds=self._resolved.policy.verify.bounds,
             apart=self._apart,
             runtime=self.runtime,
         )
@@ -263,8 +262,8 @@ class Successors:
             decided = walk.decide(request, self.entries, self.eager, self.benchmark)
             if isinstance(decided, Decision):
                 return decided
-            left = decided.left_of(self.entries)
-            made = walk.walk(request, left, self.eager, self.benchmark, at_run_time=True)
+            chain = self.entries, self.eager, self.benchmark
+            made = walk.walk(request, *chain, at_run_time=True, refused=decided.refused)
         return Decision(
             made.attempts, made.ranking or (), lasts=deserves_verdict(made), in_sandbox=False
         )
@@ -308,8 +307,8 @@ class Successors:
 
     def _first(self, request: GraphRequest, undecided: Undecided) -> Outcome:
         """Walk the chain to the first that is accepted, and note why that one serves."""
-        left = undecided.left_of(self.entries)
-        outcome = walk.walk(request, left, self.eager, at_run_time=True)
+        chain = self.entries, self.eager
+        outcome = walk.walk(request, *chain, at_run_time=True, refused=undecided.refused)
         told = f"no: {undecided.why}"
         ends = (
             end._replace(attempt=end.attempt.timed(told)) if end.attempt.accepted else end

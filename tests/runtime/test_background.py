@@ -287,6 +287,7 @@ def test_engine_that_ended_a_sandbox_is_not_built_here(sandbox: Sandbox) -> None
     f(torch.ones(2))
     assert (last().chosen, ended.compiles) == ("next", 0)
     assert last().attempts[0].message == "it ended a sandbox"
+    assert last().attempts[0].reason == "crashed"
 
 
 def test_candidates_behind_the_first_accepted_may_serve(sandbox: Sandbox) -> None:

@@ -196,6 +196,17 @@ def test_eager_may_serve_a_range() -> None:
     assert last().ranges == (SizeRange(0, "eager"), SizeRange(17, "small"))
 
 
+def test_no_size_goes_to_an_engine_that_is_slower_than_eager() -> None:
+    """Also where the policy allows no further engine. Eager is none."""
+    huge = Engine("huge", lambda size: NAP / 400 if size > 1000 else NAP * 2)
+    program = Program(huge, select={"ranges": 2})
+    program.large.seconds = lambda size: NAP / 40 if 20 < size < 1000 else NAP * 2
+    program.small.seconds = lambda size: NAP / 40 if size <= 20 else NAP * 2
+    assert [program.call(size) for size in (4, 64, 4000)] == ["small", "large", "eager"]
+    assert [each.chosen for each in last().ranges] == ["small", "large", "eager"]
+    assert huge.alive == 0
+
+
 def test_size_is_settled_after_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calls ask nobody any more."""
     program = Program()

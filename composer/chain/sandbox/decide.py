@@ -13,6 +13,7 @@ from composer import _torch, session
 from composer.chain import select
 from composer.chain.candidates import ChainEntry
 from composer.chain.sandbox import parcel
+from composer.chain.select.choice import Tried
 from composer.chain.select.decision import Decision
 from composer.errors import Refusal, SandboxRefusal, error_line, refuse, text_of
 from composer.knowledge.fingerprint import Fingerprint
@@ -46,12 +47,11 @@ class Undecided:
     why: str
     ended: Mapping[int, Attempt] = field(default_factory=dict)
 
-    def left_of(self, entries: Sequence[ChainEntry]) -> list[ChainEntry]:
-        """Return a chain in which the candidates are barred that have ended a sandbox."""
-        left = list(entries)
-        for place, attempt in self.ended.items():
-            left[place] = dataclasses.replace(left[place], barred=attempt.message)
-        return left
+    @property
+    def refused(self) -> dict[int, Tried]:
+        """The candidates that have ended a sandbox, as they are refused here."""
+        ended = self.ended.items()
+        return {place: Tried(each, None, parcel.refusal_of(each)) for place, each in ended}
 
 
 def decide(

@@ -84,7 +84,7 @@ class Decision:
             compiled=serves.compiled,
             passes=serves.passes,
             bounds=serves.bounds,
-            ranking=tuple(each for each in self.ranking if each not in refused),
+            ranking=tuple(each for each in self.ranking if _may_serve(refused.get(each))),
         )
 
     def _built_here(self, place: int, attempt: Attempt) -> Attempt:
@@ -99,6 +99,11 @@ class Decision:
             facts = {"built_apart": {"seconds": round(earlier.seconds, 3)}} | attempt.engine
             attempt = dataclasses.replace(attempt, engine=facts)
         return attempt.timed(earlier.timing)
+
+
+def _may_serve(refused: Tried | None) -> bool:
+    """Return True for a candidate that was not refused, or that only waits in quarantine."""
+    return refused is None or refused.attempt.reason is Reason.QUARANTINED
 
 
 def _end_of(attempt: Attempt) -> End:

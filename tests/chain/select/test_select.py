@@ -24,11 +24,14 @@ from composer import _torch
 from composer.chain import select
 from composer.chain.select import rules
 from composer.chain.select.benchmark import MOST_BESIDE
+from composer.chain.select.choice import Tried
+from composer.chain.select.decision import Decision
 from composer.chain.select.rules import lost_a_tie
 from composer.chain.select.timer import Timer
 from composer.errors import CandidateError, OptionError
 from composer.graphs.capture import read_request
 from composer.policy import read_policy
+from composer.records import Attempt, Reason, Status
 from composer.system import hardware
 from composer.testing import FakeBackend, expect
 
@@ -90,6 +93,16 @@ def fastest(function: Any, *chain: Any, **options: Any) -> Any:
 
 def reasons() -> list[Any]:
     return [(a.backend, a.status, a.reason) for a in last().attempts]
+
+
+@pytest.mark.parametrize(("reason", "stays"), [("quarantined", True), ("crashed", False)])
+def test_candidate_that_waits_in_quarantine_stays_in_the_ranking(reason: str, stays: bool) -> None:
+    """It may serve when its quarantine is over. One that was refused may not."""
+    accepted = Attempt("next", Status.SUCCEEDED, None, "", 1.0)
+    decision = Decision((accepted, accepted), ranking=(0, 1))
+    refused = Tried(Attempt("best", Status.SKIPPED, Reason(reason), "", 0.0), None)
+    outcome = decision.outcome(1, Tried(accepted, torch.sin), {0: refused})
+    assert outcome.ranking == ((0, 1) if stays else (1,))
 
 
 def test_fastest_of_the_chain_serves() -> None:
