@@ -22,8 +22,10 @@ import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from composer import _torch, session
 from composer.chain.attempt import try_candidate
 from composer.chain.candidates import ChainEntry, entries_of
+from composer.chain.select.choice import Tried
 from composer.errors import first_line, refuse
 from composer.graphs import capture
+from composer.knowledge import failure
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.self_test import SelfTest
 from composer.passes.within_aotautograd import LatePasses
@@ -106,17 +108,20 @@ def require(entry: ChainEntry, fingerprint: Fingerprint) -> None:
         refuse(Status.UNAVAILABLE, Reason.ENGINE_INCOMPATIBLE, outcome.why)
 
 
-def _learnt(
-    entry: ChainEntry, fingerprint: Fingerprint, attempts: Mapping[str, Attempt]
-) -> SelfTest:
+def _learnt(entry: ChainEntry, fingerprint: Fingerprint, tried: Mapping[str, Tried]) -> SelfTest:
     """Remember and return the outcome of the attempts on the small graphs."""
-    failed = [each for each in attempts.values() if each.status in _INCOMPATIBLE]
-    # A lack of memory says nothing about the versions.
-    lacked = Reason.OUT_OF_MEMORY in [each.reason for each in failed]
-    why = _message(entry, failed[0]) if failed and not lacked else ""
+    failed = [each for each in tried.values() if each.attempt.status in _INCOMPATIBLE]
+    is_passing = any(map(_says_nothing_of_versions, failed))
+    why = _message(entry, failed[0].attempt) if failed and not is_passing else ""
     outcome = SelfTest(backend=entry.candidate.name, why=why)
-    session.current().knowledge.learn(outcome, fingerprint, entry.cache, only_here=lacked)
+    session.current().knowledge.learn(outcome, fingerprint, entry.cache, only_here=is_passing)
     return outcome
+
+
+def _says_nothing_of_versions(failed: Tried) -> bool:
+    """Return True for a lack of memory, a full disk and the like."""
+    is_passing = failed.error is not None and failure.is_passing(failed.error)
+    return is_passing or failed.attempt.reason is Reason.OUT_OF_MEMORY
 
 
 def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
@@ -127,18 +132,18 @@ def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     arguments = json.loads(payload)
     ready()
     candidate = Candidate(backend=arguments["engine"])
-    attempts = run_all(candidate, arguments["device"])
+    tried = run_all(candidate, arguments["device"])
     (entry,) = entries_of(Policy(chain=(candidate,)))
     if entry.backend.has_self_test:
         first = _CASES[0]
         gm = torch.fx.symbolic_trace(first.function)
         request = capture.read_request(gm, first.inputs(torch.device(arguments["device"])))
-        _learnt(entry, Fingerprint(request, (entry.parts,)), attempts)
-    return {name: plain(attempt) for name, attempt in attempts.items()}
+        _learnt(entry, Fingerprint(request, (entry.parts,)), tried)
+    return {name: plain(each.attempt) for name, each in tried.items()}
 
 
-def run_all(candidate: Candidate, device: str) -> dict[str, Attempt]:
-    """Return the engine's attempt on each small graph, by the graph's name.
+def run_all(candidate: Candidate, device: str) -> dict[str, Tried]:
+    """Return the result of trying the engine on each small graph, by the graph's name.
 
     They do not depend on the passes and settings of the current compile, or on the program's modes.
 
@@ -152,7 +157,7 @@ def run_all(candidate: Candidate, device: str) -> dict[str, Attempt]:
     }
 
 
-def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
+def _try(candidate: Candidate, case: _Case, device: torch.device) -> Tried:
     """Make one attempt, compared with eager.
 
     It runs in this thread: in a forked child with torch 2.11, another thread would end the process.
@@ -171,7 +176,7 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
         for node, fake in zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=True):
             node.meta["example_value"] = fake
         with _torch.compiles.captured_with(fakes, inputs):
-            return try_candidate(capture.read_request(gm, inputs), entry, LatePasses()).attempt
+            return try_candidate(capture.read_request(gm, inputs), entry, LatePasses())
 
 
 def _message(entry: ChainEntry, failed: Attempt) -> str:

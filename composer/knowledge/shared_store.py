@@ -21,7 +21,7 @@ from composer.system.disk import warn_of
 
 PATIENCE = 5.0
 """Seconds that an access may take, the import of the file system's package included."""
-LIMIT = 1 << 16
+LIMIT = 1 << 20
 """Bytes that are read of a file; a verdict has fewer."""
 
 T = TypeVar("T")
