@@ -152,10 +152,6 @@ class Artefacts:
             self.made[key] = make()
         return cast(T, self.made[key])
 
-    def off_disk(self) -> Artefacts:
-        """Return the same models, without the disk."""
-        return Artefacts(0.0, self.made)
-
     def __str__(self) -> str:
         """``"graph reused"``, ``"model reused"``, ``"1 of 3 models reused"``, ``"kept"``, ...
 

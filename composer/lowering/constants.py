@@ -19,6 +19,9 @@ from composer.lowering.views import has_memory, is_dense, is_returned
 
 aten = torch.ops.aten
 
+_DETERMINISTIC = ("aten", "prims", "quantized_decomposed", "composer")
+"""Namespaces of operators whose results depend on their operands alone, but for those that draw."""
+
 _MEMORY = aten.empty_permuted.default
 """Not evaluated, since its result is memory that is written to later."""
 
@@ -103,9 +106,13 @@ def _empty(value: torch.Tensor) -> torch.Tensor:
 
 
 def _is_computed_from(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
-    """True if a node is a deterministic call whose operands are all known constants."""
-    is_operator = isinstance(node.target, _torch.operators.OpOverload)
-    if not is_operator and node.target is not operator.getitem:
+    """True if a node is a deterministic call whose operands are all known constants.
+
+    Only torch's own operators are known to be deterministic. Others may draw numbers, read a
+    counter, or wait for other ranks.
+    """
+    namespace = _torch.operators.operator_namespace(node.target)
+    if namespace not in _DETERMINISTIC and node.target is not operator.getitem:
         return False
     if node.target is _MEMORY or _torch.operators.draws(node.target):
         return False

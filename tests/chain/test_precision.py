@@ -182,6 +182,29 @@ def test_changed_weights_are_seen(change: str) -> None:
     assert len(composer.reports()) == 1
 
 
+@pytest.mark.parametrize("by", ["data", "numpy"])
+def test_writes_that_raise_no_version_are_seen_in_small_buffers(by: str) -> None:
+    """Those are compared by value. Codebooks are kept so."""
+
+    class Codes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("codes", torch.randn(32, 32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.codes
+
+    module, x = Codes(), torch.randn(4, 32)
+    f = compiled(module, Spy(), precision="bf16")
+    with torch.no_grad():
+        for _ in range(3):
+            assert error(f(x), module(x)) < 0.02
+            if by == "data":
+                module.codes.data.mul_(-2)
+            else:
+                module.codes.numpy()[:] *= -2
+
+
 def test_a_copy_keeps_its_place_when_its_weight_changes() -> None:
     """What engines were given is written to, so that they see one weight that changes."""
     weight = nn.Parameter(torch.randn(8, 8))

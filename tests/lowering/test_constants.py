@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -121,6 +122,28 @@ def test_graphs_that_differ_in_the_sign_of_a_zero_are_two() -> None:
 
 def two_zeros(x: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.where(c, 1.0, x.sin() * 0.0), torch.where(c, 1.0, x.sin() * -0.0)
+
+
+_calls = itertools.count()
+
+
+@torch.library.custom_op("composer_tests::number_of_call", mutates_args=())
+def number_of_call(size: int) -> torch.Tensor:
+    """Return another number at each call, as an operator that reads a schedule does."""
+    return torch.full((size,), float(next(_calls)))
+
+
+number_of_call.register_fake(lambda size: torch.empty(size))
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
+@torch.no_grad()
+def test_operator_of_a_program_runs_at_each_call(engine: str) -> None:
+    """Although it has no operands that change."""
+    f = compiled(lambda x: x.exp() * 2 + number_of_call(3), engine, min_coverage=0.0)
+    first, second, third = (f(torch.zeros(3))[0].item() for _ in range(3))
+    assert first < second < third
+    assert last().chosen == engine
 
 
 def test_zeros_of_both_signs_are_kept_apart_in_training() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from common import compiled, last
 
+import composer
 from composer.backends import onnxrt
 from composer.errors import Refusal
 from composer.lowering.engine import ModelRefused
@@ -72,6 +73,20 @@ def test_one_refused_call_leaves_the_rest_to_the_engine(case) -> None:
     (line,) = attempt.engine["left_to_torch"]
     assert f" ({why}" in line
     assert "test_refused.py:" in line
+
+
+@torch.no_grad()
+def test_single_calls_around_a_refused_one_are_kept_on_disk() -> None:
+    """They were asked alone before, which keeps nothing."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.logical_not(torch.sort(torch.logical_not(x), stable=True)[0])
+
+    for artefacts in ("kept", "graph reused"):
+        torch.compiler.reset()
+        composer.reset()
+        assert torch.equal(compiled(f, "onnxrt", min_coverage=0.0)(BOOLS), f(BOOLS))
+        assert last().attempts[0].engine["artefacts"] == artefacts
 
 
 def test_many_refused_calls_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -452,6 +452,15 @@ def test_cache_list_and_clear_show_what_is_kept() -> None:
     assert "3 entries removed" in runner.invoke(app, ["cache", "clear", "onnx"]).output
 
 
+def test_operators_that_a_self_test_has_asked_for_are_kept_by_the_first_build() -> None:
+    """A self-test itself writes nothing to disk. The exporter takes two seconds to import."""
+    key = artefacts.key_of("vocabulary", "")
+    vocabulary().learn(Artefacts(0.0))
+    assert artefacts.find(Artefacts(), key) is None
+    vocabulary().learn(Artefacts())
+    assert artefacts.find(Artefacts(), key) is not None
+
+
 @torch.no_grad()
 def test_global_settings_are_part_of_what_a_graph_is_known_by() -> None:
     """AOTAutograd may make another graph under another setting."""

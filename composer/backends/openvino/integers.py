@@ -161,7 +161,7 @@ def _of_two(node: torch.fx.Node) -> Range | None:
 
 
 def _of_product(node: torch.fx.Node) -> Range | None:
-    left, right = map(_range_of, node.all_input_nodes)
+    left, right = map(_range_of, node.args)  # all_input_nodes has the factor of a square once
     inner = node.all_input_nodes[0].meta["val"].shape[1]
     if left is None or right is None or not isinstance(inner, int):
         return None

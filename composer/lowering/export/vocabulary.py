@@ -19,6 +19,8 @@ from composer.lowering.operators.entry import Operator
 from composer.lowering.operators.translations import translator
 from composer.system import forks
 
+_KEY = "vocabulary"
+
 
 class Vocabulary:
     """The operators that can be translated, by their names in the exporter's registry."""
@@ -26,15 +28,21 @@ class Vocabulary:
     def __init__(self) -> None:
         self._lock = forks.lock()
         self._names: tuple[frozenset[str], frozenset[str]] | None = None
+        self._is_kept = False
         self._decompositions: dict[Any, Callable[..., Any]] | None = None
 
     def learn(self, models: Artefacts) -> None:
         """Learn the operators, from disk if they are there, else from the exporter.
 
-        The first build of the process that calls this decides if they are kept on disk.
+        The first build that may keep artefacts keeps them on disk. A self-test may not.
         """
         if self._names is None:  # two threads learn the same
-            self._names = _found_or_asked(models)
+            found = _found(models)
+            self._is_kept = found is not None
+            self._names = found or (translator().known, translator().translated)
+        if not self._is_kept and artefacts.is_enabled(models):
+            self._is_kept = True
+            _keep(models, *self._names)
 
     def translates(self, target: Any) -> bool:
         """True if there is a translation for a node's target, by the exporter or by composer."""
@@ -60,16 +68,17 @@ class Vocabulary:
         return self._names
 
 
-def _found_or_asked(models: Artefacts) -> tuple[frozenset[str], frozenset[str]]:
-    key = artefacts.key_of("vocabulary", "")
-    entry = artefacts.find(models, key)
-    if entry is not None:
-        return frozenset(entry.facts["known"]), frozenset(entry.facts["translated"])
-    known, translated = translator().known, translator().translated
-    if artefacts.is_enabled(models):
-        facts = {"kind": "vocabulary", "known": sorted(known), "translated": sorted(translated)}
-        artefacts.put(models, key, facts)
-    return known, translated
+def _found(models: Artefacts) -> tuple[frozenset[str], frozenset[str]] | None:
+    """Return the operators that are kept on disk; ``None`` if none are."""
+    entry = artefacts.find(models, artefacts.key_of(_KEY, ""))
+    if entry is None:
+        return None
+    return frozenset(entry.facts["known"]), frozenset(entry.facts["translated"])
+
+
+def _keep(models: Artefacts, known: frozenset[str], translated: frozenset[str]) -> None:
+    facts = {"kind": _KEY, "known": sorted(known), "translated": sorted(translated)}
+    artefacts.put(models, artefacts.key_of(_KEY, ""), facts)
 
 
 @functools.cache

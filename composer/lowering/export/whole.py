@@ -249,7 +249,7 @@ def _tensors_of(layouts: Mapping[str, Any], blob: bytes) -> dict[str, torch.Tens
     data = bytearray(blob)
     start = 0
     for name, (dtype, shape) in layouts.items():
-        tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+        tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
         size = tensors[name].nbytes
         if size:
             values = torch.frombuffer(data, dtype=torch.uint8, count=size, offset=start)

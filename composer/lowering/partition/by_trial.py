@@ -159,8 +159,8 @@ class _Steps(Generic[S]):
         return self._read(region, self._build.terms.artefacts)
 
     def read_alone(self, region: Region) -> OnnxRegion:
-        """Return the model of a single call. It is not kept on disk."""
-        return self._read(region, self._build.terms.artefacts.off_disk())
+        """Return the model of a single call. It is neither kept on disk nor shared."""
+        return self._read(region, Artefacts(0.0))
 
     def load(self, models: Mapping[str, OnnxRegion], name: str, region: Region) -> BoundRegion:
         """Return a region, loaded into the engine."""

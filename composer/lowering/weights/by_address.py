@@ -120,7 +120,7 @@ class BoundWeights:
 
     Args:
         tensors: The bound tensors, by index among the weights of the set.
-        members: The set. Without one there are no witnesses, and no elements are compared.
+        members: The set. Without one there are no witnesses.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class BoundWeights:
             else:
                 self._gone[i] = _torch.tensors.memory_gone(weight)
         self._members = members
-        self._samples = samples.Samples({} if members is None else tensors)
+        self._samples = samples.Samples(tensors)
         if tensors:
             count_steps()
             _bound[id(self)] = self

@@ -448,6 +448,11 @@ OTHERWISE = {
 
 SMALL = torch.arange(-128, 128, dtype=torch.int8).reshape(4, 64)
 
+
+def squared(x: torch.Tensor) -> torch.Tensor:
+    return torch._int_mm(x, x)
+
+
 COUNTED = {
     "moved": lambda x: x.t().reshape(-1),
     "converted": lambda x: x.float() + 1,
@@ -457,6 +462,7 @@ COUNTED = {
     "made unsigned": lambda x: (x.to(torch.int32) + 128).to(torch.uint8),
     "a sum": lambda x: x.sum(1, dtype=torch.int32),
     "a product": lambda x: torch._int_mm(x, x.t()),
+    "a square": lambda x: squared(x.repeat(64, 1)[:64, :64]),
     "a long product that ends in floats": lambda x: (
         torch._int_mm(x.repeat(1, 50), x.t().repeat(50, 1)).float() * 0.1
     ),
