@@ -194,9 +194,9 @@ class Select(Worded):
     accepted candidates on the first real inputs, and keeps the fastest."""
 
     seconds: Seconds | None = None
-    """The seconds that measuring one graph may take, besides a first call of each candidate. By
-    default this is 15 % of the time that building the candidates took, between 1 s and 5 s, or 30 s
-    in the background."""
+    """The seconds that measuring one graph may take, first calls included. By default this is 15 %
+    of the time that building the candidates took, between 1 s and 5 s, or 30 s in the background,
+    and a first call of each candidate does not count."""
 
     background: bool = False
     """True lets eager answer from the first call on, while a child process builds and measures the
