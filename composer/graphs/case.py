@@ -245,6 +245,7 @@ def _renamed(
     graph = torch.fx.Graph()
     root = torch.nn.Module()
     twins: dict[torch.fx.Node, torch.fx.Node] = {}
+    held: dict[str, torch.fx.Node] = {}
     position = 0
     for number, node in enumerate(gm.graph.nodes):
         if node.op == "output":
@@ -260,7 +261,10 @@ def _renamed(
                 setattr(root, name, values.at(position))
             position += 1
         elif node.op == "get_attr":
-            twin = _held(graph, root, attribute_at(gm, str(node.target)), number, values)
+            target = str(node.target)
+            if target not in held:
+                held[target] = _held(graph, root, attribute_at(gm, target), number, values)
+            twin = held[target]
         elif node.op == "call_module":
             raise Unsayable(f"it calls a module, {node.target}")
         else:

@@ -175,7 +175,7 @@ def copy_inputs(example_inputs: Sequence[Any], keep: Set[int]) -> list[Any]:
         if type(value) is not torch.Tensor:
             return value
         if not is_plain(value):
-            made = value.clone()
+            made = value.detach().clone().requires_grad_(value.requires_grad)
         elif uses[_torch.tensors.storage_id(value)] == 1 and _is_small_part(value):
             made = _copy_part(value).requires_grad_(value.requires_grad)
         else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -44,23 +45,30 @@ def watched(
 ) -> Callable[..., Any]:
     """A callable that uses ``otherwise`` for calls in which a written input shares memory.
 
-    Weights are not checked, because their addresses do not change. If the graph writes to no other
-    inputs, ``run`` itself is returned.
+    Such an input may be a view of a weight, too. Writes to weights are not checked. If the graph
+    writes to no other inputs, ``run`` itself is returned.
 
     Args:
         run: The engine's callable.
         request: The graph.
         otherwise: Answers the calls with shared memory; the default raises ``SharedInputs``.
     """
-    positions = _plain_inputs(request).keys() - request.weights
+    plain = _plain_inputs(request)
+    positions = plain.keys() - request.weights
     written = writes.assigned_inputs(request.gm) & positions
-    if not written or len(positions) < 2:
+    if not written or len(plain) < 2:
         return run
     run = _torch.breaks.undisabled(run)
+    lengths = {i: reach_in_bytes(each) for i, each in plain.items() if i in request.weights}
 
     def unless_shared(*args: Any) -> Any:
-        is_shared = _are_shared({i: args[i] for i in positions}, written)
-        return (otherwise if is_shared else run)(*args)
+        tensors = {i: args[i] for i in positions}
+        if lengths:  # nearly all weights are far away
+            spans = [_span(args[i]) for i in written]
+            first, end = min(spans)[0], max(map(itemgetter(1), spans))
+            near = (i for i, n in lengths.items() if first - n < args[i].data_ptr() < end)
+            tensors |= {i: args[i] for i in near}
+        return (otherwise if _are_shared(tensors, written) else run)(*args)
 
     return unless_shared
 
@@ -85,7 +93,10 @@ def _are_shared(tensors: Mapping[int, torch.Tensor], written: frozenset[int]) ->
         storages[_torch.tensors.storage_id(tensors[i])].append(i)
     shared = set[int]()
     for group in storages.values():
-        if len(group) == 1:  # an array of numpy: each tensor of it has a storage of its own
+        sizes = {tensors[i].itemsize for i in group}
+        # Each tensor of an array of numpy has a storage of its own. torch compares elements of one
+        # size.
+        if len(group) == 1 or len(sizes) > 1:
             shared.update(group)
         places = _torch.tensors.overlapping([tensors[i] for i in group])
         shared.update(group[place] for place in places)
@@ -105,6 +116,11 @@ def overlapping(tensors: Mapping[int, torch.Tensor]) -> set[int]:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     first = tensor.data_ptr()
+    return first, first + reach_in_bytes(tensor)
+
+
+def reach_in_bytes(tensor: torch.Tensor) -> int:
+    """From its first element to the end of its last one."""
     if tensor.is_contiguous():
-        return first, first + tensor.nbytes
-    return first, first + _torch.tensors.reach(tensor) * tensor.itemsize
+        return tensor.nbytes
+    return _torch.tensors.reach(tensor) * tensor.itemsize

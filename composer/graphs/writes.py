@@ -260,7 +260,7 @@ def assigns(node: torch.fx.Node) -> bool:
     if node.kwargs.get("out") is not None or _argument(node, "max_norm") is not None:
         return True
     name = name_of(node)
-    return name in _ASSIGNS or _is_in_place(name)
+    return name.removeprefix("__").removesuffix("__") in _ASSIGNS or _is_in_place(name)
 
 
 def _argument(node: torch.fx.Node, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -123,4 +124,5 @@ def _copies(node: torch.fx.Node, name: str) -> bool:
 
 
 def _is_number(value: Any, number: int) -> bool:
-    return type(value) in (int, float) and value == number
+    """True if a value is this number, and no negative zero: ``-0.0 - (-0.0)`` is ``0.0``."""
+    return type(value) in (int, float) and value == number and math.copysign(1, value) > 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from facts import FACTS
 from torch.utils.checkpoint import checkpoint
 
 from composer.graphs import capture, check
@@ -72,6 +73,22 @@ def test_a_graph_with_all_there_is_runs_from_its_folder(tmp_path: Path) -> None:
     assert found["gradient of attribute w0"].shape == (50, 8)
     again = run(tmp_path / "case", grad=True)
     torch.testing.assert_close(again, found, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_weight_that_is_read_twice_is_one(tmp_path: Path) -> None:
+    """Also in a graph that Dynamo has not captured."""
+
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return (x @ self.weight - x.mm(self.weight),)
+
+    case = Case.of(torch.fx.symbolic_trace(Twice()), [torch.randn(3, 3)], (), FACTS)
+    case.write(tmp_path / "case")
+    assert not run(tmp_path / "case")["output 0"].any()
 
 
 def test_a_checkpoint_and_autocast_run_from_their_folder(tmp_path: Path) -> None:

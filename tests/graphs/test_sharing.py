@@ -60,6 +60,44 @@ def test_memory_of_numpys_is_seen_to_be_shared() -> None:
     assert torch.equal(run(mine, torch.from_numpy(mine.numpy())), torch.full((4,), 4.0))
 
 
+@pytest.mark.parametrize("engine", ["aot_eager", "onnxrt"])
+def test_an_input_that_is_a_view_of_a_weight_is_eagers(engine: str) -> None:
+    """The engine may have the weight by its address, or a copy of it."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.far = torch.nn.Parameter(torch.ones(4))
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+            counts.add_(1)
+            return x * self.scale * self.far
+
+    model, x = Scaled(), torch.ones(4)
+    run = compiled(model, engine)
+    with torch.no_grad():
+        assert torch.equal(run(x, torch.zeros(4)), x)
+        assert torch.equal(run(x, model.scale.view(4)), 2 * x)
+        assert torch.equal(run(x, torch.zeros(4)), 2 * x)
+    assert (last().chosen, last().runtime.fallbacks) == (engine, 1)
+
+
+@pytest.mark.parametrize("first", ["apart", "shared"])
+def test_memory_read_as_another_dtype_is_seen_to_be_shared(first: str) -> None:
+    """Torch counts its elements, which are of another size."""
+
+    def zeroes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        b.zero_()
+        return a * 2
+
+    run = compiled(zeroes, "aot_eager")
+    base = torch.ones(8)
+    if first == "apart":
+        run(torch.ones(8)[4:8], torch.ones(8).view(torch.uint8)[16:32])
+    assert torch.equal(run(base[4:8], base.view(torch.uint8)[16:32]), torch.zeros(4))
+
+
 def test_columns_side_by_side_share_nothing() -> None:
     """Their addresses alternate, and no element is of both."""
     run = compiled(doubles_and_adds, "aot_eager")

@@ -99,7 +99,8 @@ T, P = torch.ones(2, 2), torch.nn.Parameter(torch.ones(2, 2))
     [
         (lambda x, w: x + w, False),
         (lambda x, w: x.add_(w), True),
-        (lambda x, w: x.__ior__(w), False),
+        (lambda x, w: x.__ior__(w), True),
+        (lambda x, w: x.__or__(w), False),
         (lambda x, w: (x & w) | w, False),
         (lambda x, w: torch.add(x, w, out=x), True),
         (lambda x, w: functional.relu(x + w, inplace=True), True),

@@ -229,6 +229,24 @@ def test_bisect_finds_the_pass_and_the_match(stage: str) -> None:
     assert str(culprit).startswith(says)
 
 
+def test_bisect_leaves_no_history_in_a_buffer() -> None:
+    """Autograd would follow it at the program's next backward."""
+
+    class Sums(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+            self.register_buffer("sums", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.sums.add_(self.linear(x).tanh().sum(0))
+            return x * self.sums
+
+    model = Sums()
+    assert bisect(model, (torch.randn(2, 4),), passes=["remove_no_ops"]) is None
+    assert not model.sums.requires_grad
+
+
 def test_bisect_wants_a_list() -> None:
     """A name alone is no list of names of one letter."""
     with pytest.raises(OptionError, match=r"passes is a list, such as \['remove_no_ops'\]"):

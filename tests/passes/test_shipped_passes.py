@@ -240,6 +240,7 @@ NEAR_NO_OPS = {
     "a copy of the same dtype": lambda x: x.relu().to(x.dtype, copy=True),
     "dropout that trains": lambda x: functional.dropout(x, 0.5, training=True) * 0,
     "zero added to a float": lambda x: x.sin() + 0,
+    "a negative zero taken from a float": lambda x: (x.sin() - (-0.0)) * 2,
     "contiguous that copies": lambda x: x.mT.contiguous() * 2,
     "a slice of a part": lambda x: x[:, 1:] * 2,
     "a view returned": lambda x: x.view(x.shape),

@@ -102,10 +102,12 @@ def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     """Make a node compute in float64.
 
     Raises:
-        TypeError: it calls a module.
+        TypeError: it calls a module, or would read other bits.
     """
     if node.op == "call_module":
         raise TypeError("a module within the graph holds weights of its own")
+    if _reads_bits(node):
+        raise TypeError("the graph reads the bits of a number as another dtype")
     if node.op == "get_attr":
         _widen_attribute(gm, node)
         return
@@ -126,6 +128,13 @@ def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
         drawing = list(filter(_draws_from, node.users))
         for each in drawing or [node]:
             _widen_after(each)
+
+
+def _reads_bits(node: torch.fx.Node) -> bool:
+    """Return True for ``x.view(torch.int32)``."""
+    is_view = _torch.operators.operator_name(node.target) == "aten::view" or node.target == "view"
+    arguments = (*node.args, *node.kwargs.values())
+    return is_view and any(isinstance(each, torch.dtype) for each in arguments)
 
 
 def _widen_attribute(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:

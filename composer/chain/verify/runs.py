@@ -145,16 +145,19 @@ def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: Grap
 
 
 def _recording(inputs: Sequence[Any], request: GraphRequest) -> frozenset[int]:
-    """Return the positions of the buffers that the graph writes to in grad mode.
+    """Return the positions of the weights through which autograd would reach the program's graph.
 
-    The values of such a buffer can be restored after a run, but its autograd history cannot: the
-    program's own backward would go through that run. So these buffers are copied.
+    The values of a buffer that the graph writes to can be restored after a run, but its autograd
+    history cannot: the program's own backward would go through that run. A module may also hold
+    what was computed from its parameters, such as a hidden state. A backward of the run would free
+    how that was computed. So these are copied.
     """
     if not torch.is_grad_enabled():
         return frozenset()
+    computed = {i for i in request.weights if requires_grad(inputs[i]) and not inputs[i].is_leaf}
     written = writes.assigned_inputs(request.gm) & request.weights
     buffers = written - writes.written_parameters(request)
-    return frozenset(i for i in buffers if is_inexact(inputs[i]))
+    return frozenset(i for i in buffers if is_inexact(inputs[i])) | computed
 
 
 def as_deep(copy: Any, original: Any) -> Any:

@@ -118,11 +118,14 @@ def _state_of(fn: Callable[..., Any]) -> Values:
 @contextlib.contextmanager
 def _restored(state: Values) -> Iterator[None]:
     kept = {name: value.detach().clone() for name, value in state.items()}
+    recorded = {name for name, value in state.items() if value.requires_grad}
     try:
         yield
     finally:
         with torch.no_grad():
             for name, value in state.items():
+                if value.requires_grad and name not in recorded:
+                    value.detach_()  # a buffer, into which autograd has recorded the run
                 value.copy_(kept[name])
 
 

@@ -591,6 +591,48 @@ def test_graph_that_cannot_be_run_in_float64_is_compared_with_eager(capsys: Any)
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_bits_read_as_another_dtype_are_not_judged_by_float64() -> None:
+    """Those of a float64 are others, so eager would seem to be far off as well."""
+
+    def bits(x: torch.Tensor) -> torch.Tensor:
+        return x.view(torch.int32).float().mean(-1)
+
+    with torch.no_grad():
+        compiled(bits, FakeBackend("wrong_value"), verify="compile")(torch.randn(8, 64))
+    assert last().attempts[0].reason == "numeric_mismatch"
+    assert "reads the bits" in last().attempts[0].engine["in_float64"]
+
+
+def test_what_a_module_holds_of_an_earlier_graph_can_still_be_differentiated() -> None:
+    """Such as a hidden state. The run that is compared has a backward of its own."""
+
+    class Cell(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+            self.state: Any = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.linear(x)) * self.state
+
+    gradients = []
+    for how in ("eager", "aot_eager"):
+        torch.manual_seed(0)
+        model = Cell()
+        model.state = torch.tanh(model.linear(torch.randn(2, 4)))
+        compiled(model, how, verify="compile")(torch.randn(2, 4)).sum().backward()
+        gradients.append(model.linear.weight.grad)
+    assert last().chosen == "aot_eager"
+    torch.testing.assert_close(*gradients)
+
+
+def test_gradient_of_a_conjugated_input_is_compared() -> None:
+    """It is copied by another way than plain tensors."""
+    z = torch.randn(3, dtype=torch.complex64, requires_grad=True).conj()
+    compiled(lambda z: torch.view_as_real(z * z).sum(-1), "aot_eager", verify="compile")(z)
+    assert last().attempts[0].engine["verified"]["values"] == 3
+
+
 def test_rounding_away_a_zero_is_no_fault() -> None:
     """A gradient that is exactly zero is rounding in eager and in any engine."""
     net = torch.nn.MultiheadAttention(8, 2, batch_first=True)
