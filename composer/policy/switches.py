@@ -55,7 +55,7 @@ def switched(cache: Cache) -> Cache:
 
 def _select_policy(word: str) -> Policy:
     try:
-        return read_policy({"select": word})
+        return read_policy({"select": word, "locked": False})
     except OptionError:
         words = " or ".join(Select.words())
         raise OptionError(f"COMPOSER_SELECT is {word!r}, and should be {words}") from None
@@ -63,7 +63,8 @@ def _select_policy(word: str) -> Policy:
 
 def disabled_layer() -> Layer:
     """Return the layer of ``COMPOSER_DISABLE``, under which the captured graph runs as it is."""
-    fields = {"chain": ["eager"], "select": "first", "passes": [], "locked": False}
+    select = {"by": "first", "background": False}
+    fields = {"chain": ["eager"], "select": select, "passes": [], "locked": False}
     return Layer("COMPOSER_DISABLE", read_policy(fields))
 
 

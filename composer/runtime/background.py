@@ -108,6 +108,8 @@ def is_asked(request: GraphRequest, resolved: Resolved) -> bool:
     policy = resolved.policy
     if policy.strict or not policy.select.background or writes.computes_nothing(request.gm):
         return False
+    if all(each.is_fallback for each in resolved.entries):
+        return False
     if select.obstacle(request, among_ranks=ranks.are_asked(resolved.distributed.timeout)):
         return False
     benchmark = select.Benchmark.of(policy, resolved.cache)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from composer.errors import OptionError, TelemetryWarning, class_and_text
+from composer.policy.switches import is_disabled
 from composer.records import CompileReport
 from composer.registry import Registry, names_in, unknown_among
 from composer.system import control_flow, forks
@@ -60,7 +61,8 @@ class Sinks:
         """
         with self._lock:
             if first:
-                self._look_around()
+                with self._guarded("COMPOSER_SINKS"):
+                    self._look_around()
             sinks = self._on()
         for name, sink in sinks:
             if first and hasattr(sink, "follow"):
@@ -109,12 +111,15 @@ class Sinks:
 
     @contextmanager
     def _guarded(self, name: str, *, raises: bool = True) -> Iterator[None]:
-        """Warn once if a step of a sink raises; ``raises`` lets a mistake of the user through."""
+        """Warn once if a step of a sink raises; ``raises`` lets a mistake of the user through.
+
+        ``COMPOSER_DISABLE`` has the program work whatever else is wrong.
+        """
         try:
             yield
         except BaseException as error:  # whatever a sink raises becomes a warning
             control_flow.pass_on(error)
-            if raises and isinstance(error, OptionError):
+            if raises and isinstance(error, OptionError) and not is_disabled():
                 raise
             text = f"the sink {name!r} failed: {class_and_text(error)}"
             warn_once(TelemetryWarning(text), about=name, cause=error)

@@ -60,6 +60,33 @@ def test_disabling_works_whatever_is_malformed(monkeypatch, options, variables, 
     assert said.startswith("COMPOSER_DISABLE is on, and a mistake is disregarded: ")
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"COMPOSER_SINKS": "promethues"},
+        {"COMPOSER_TELEMETRY": "x.jsonl", "COMPOSER_TELEMETRY_MAX_BYTES": "64MB"},
+    ],
+)
+def test_disabling_works_whatever_is_malformed_of_the_telemetry(
+    monkeypatch, tmp_path, variables
+) -> None:
+    """With a warning of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(composer.errors.TelemetryWarning, match="promethues|64MB"):
+        assert run().chosen == "eager"
+
+
+def test_disabling_leaves_nothing_to_the_background(monkeypatch) -> None:
+    """Though the policy asks for it, no child process is started to find that eager serves."""
+    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    select = {"by": "fastest", "background": True}
+    (attempt,) = run(chain=["aot_eager"], select=select).attempts
+    assert (attempt.backend, attempt.status) == ("eager", "succeeded")
+
+
 def test_disabling_disregards_the_slip_in_the_name_of_an_engines_table(monkeypatch) -> None:
     """The warning names it with its file."""
     monkeypatch.setenv("COMPOSER_DISABLE", "1")

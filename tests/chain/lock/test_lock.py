@@ -563,6 +563,12 @@ def test_switches_on_call_go_over_the_lock(monkeypatch: pytest.MonkeyPatch) -> N
     torch.compiler.reset()
     compiled(cosine, locked=True)(torch.ones(4))
     assert last().chosen == "eager"
+    monkeypatch.delenv("COMPOSER_DISABLE")
+    monkeypatch.delenv("COMPOSER_CHAIN")
+    monkeypatch.setenv("COMPOSER_SELECT", "first")
+    torch.compiler.reset()
+    compiled(cosine, "eager", locked=True, select="fastest")(torch.ones(4))
+    assert last().chosen == "eager"
 
 
 def test_lock_and_assert_go_over_a_locked_policy() -> None:
