@@ -49,6 +49,19 @@ _WORD = re.compile(r"[\w+,-]*|[\w.]+:[\w.]+")
 _TUNING = ("freeze", "passes")
 """Fields of the policy under which an engine runs the graph another way."""
 
+_ALONE: dict[str, Any] = {
+    "strict": True,
+    "on_runtime_error": "raise",
+    "min_coverage": 0.0,
+    "locked": False,
+    "select": {"by": "first", "background": False},
+    "verify": "off",
+    "isolate": False,
+    "precision": "fp32",
+    "passes": [],
+}
+"""The policy of a program that shows one engine. A policy file beside the program says nothing."""
+
 _RUN = '''"""{title}
 
 Exit status 1: the fault shows. 0: it does not. 2: eager mode fails on these values.
@@ -270,9 +283,8 @@ def _engine_line(candidate: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     elif isinstance(found, NamedBackend):
         backend = repr(name.removeprefix(DYNAMO))
     else:
-        policy = {each: facts["policy"][each] for each in _TUNING if each in facts["policy"]}
-        policy |= {"chain": [{"backend": name, "options": options}], "strict": True}
-        policy |= {"on_runtime_error": "raise", "min_coverage": 0.0}
+        policy = {"chain": [{"backend": name, "options": options}], **_ALONE}
+        policy |= {each: facts["policy"][each] for each in _TUNING if each in facts["policy"]}
         if precision:
             policy["precision"] = precision
         given["options"] = repr(policy)

@@ -22,7 +22,8 @@ _UNKNOWN = "no_engine_has_this_option"
 _CHILD_SECONDS = 300.0
 _TOLERANCE = {"rtol": 1e-3, "atol": 1e-4}
 _ALONE: dict[str, Any] = {"strict": True, "verify": "compile", "on_runtime_error": "raise"}
-_ALONE |= {"min_coverage": 0.0, "locked": False}
+_ALONE |= {"min_coverage": 0.0, "locked": False, "precision": "fp32"}
+_ALONE |= {"select": {"by": "first", "background": False}}
 _RULES: dict[Reason | None, str] = {
     Reason.RETURNED_ORIGINAL: "work",
     Reason.WRONG_PROVIDER: "work",

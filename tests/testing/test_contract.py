@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +164,16 @@ def test_engine_that_serves_nothing_breaks_a_rule(monkeypatch: pytest.MonkeyPatc
     assert "not_registered" in rules("nobody_has_this_engine")["serves"]
     monkeypatch.setenv("COMPOSER_DISABLE", "1")
     assert "serves" in rules(honest)
+
+
+def test_policy_file_of_the_folder_says_nothing_of_an_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither what else is faster, nor in which precision it is to compute."""
+    monkeypatch.chdir(tmp_path)
+    table = 'select = { by = "fastest", background = true }\nprecision = "bf16"\nlocked = true'
+    Path("composer.toml").write_text(f"version = 1\n[defaults]\n{table}\n")
+    check_backend(honest, torch.tanh, (X,))
 
 
 def test_users_mistake_is_raised_as_it_is() -> None:

@@ -79,6 +79,19 @@ def test_a_fault_shows_in_its_folder(fault: str, tmp_path: Path, runs: Runs) -> 
     assert "composer" not in (folder / "run.py").read_text()
 
 
+def test_a_policy_file_beside_a_folder_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Runs
+) -> None:
+    """An engine that only composer can call, where the file says what would hide it."""
+    folder = tmp_path / "folder"
+    monkeypatch.chdir(tmp_path)
+    table = 'locked = true\nselect = { by = "fastest", background = true }\nverify = "compile"'
+    Path("composer.toml").write_text(f"version = 1\n[defaults]\n{table}\n")
+    folders.write(case_of(double, torch.ones(3)), folder, {"backend": "onnxrt", "options": {}})
+    assert "composer" in (folder / "run.py").read_text()
+    assert runs(folder) == check.RIGHT
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["exits", "os_exits", "segfaults", "hangs"])
 def test_what_ends_or_holds_the_process_shows(fault: str, tmp_path: Path, runs: Runs) -> None:
