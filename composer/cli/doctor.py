@@ -83,7 +83,7 @@ def doctor(engine: Engine = "", as_json: Json = False) -> None:
     chain, is_asked_for = _chain_in_force(requests[0])
     names, expected = list(dict.fromkeys((*BACKENDS.names(), *chain))), chain
     if engine:
-        with fail_on(UnknownNameError):
+        with fail_on(ComposerError):
             find_backend(engine)
         names, expected, is_asked_for = [engine], [engine], True
     rows = [_row(name, requests, in_chain=name in chain) for name in names]

@@ -24,7 +24,6 @@ _COMPARED = {"compile", "sample"}
 
 _NEEDS = {
     ("select", "seconds"): ("by", _MEASURED),
-    ("select", "background"): ("by", _MEASURED),
     ("select", "objective"): ("by", _MEASURED),
     ("select", "calls"): ("objective", {"amortised"}),
     ("verify", "every"): ("when", {"sample"}),
@@ -63,9 +62,16 @@ def _idle(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator[str]
         if key not in getattr(policy, field).model_fields_set:
             continue
         found = {attrgetter(f"{field}.{other}")(table) for table in tables}
+        if field == "verify" and any(map(_chooses, tables)):
+            found.add("compile")  # by default
         if found.isdisjoint(values):
             wanted = " or ".join(f"{other} = {value!r}" for value in sorted(values))
             yield f"{where}.{field}: {key} says nothing without {wanted}"
+
+
+def _chooses(table: Policy) -> bool:
+    """Return True if composer is to choose the engine."""
+    return table.select.by == "fastest" or any(each.name == AUTO for each in table.chain)
 
 
 def _unlimited(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator[str]:

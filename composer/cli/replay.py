@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer.cli.process import refuse_switches
-from composer.cli.usage import USAGE, Json, fail_if_not, fail_on
+from composer.cli.usage import USAGE, Json, fail_if_not, fail_on, finite
 from composer.errors import Refusal, ReproError
 from composer.records import printable
 from composer.telemetry.report import counted
@@ -28,7 +28,10 @@ Engines = Annotated[
     list[str] | None, typer.Option("--engine", help="Only this engine; may be given several times.")
 ]
 Seconds = Annotated[
-    float, typer.Option(min=1.0, help="The time after which an engine counts as hanging.")
+    float,
+    typer.Option(
+        min=1.0, callback=finite, help="The time after which an engine counts as hanging."
+    ),
 ]
 Keep = Annotated[
     bool, typer.Option("--keep", help="Later replays are compared with these results.")
@@ -45,7 +48,11 @@ def replay(
     """Compile the graphs of a lock with what is installed now, and say what changed."""
     refuse_switches("would decide for the engines")
     tell = functools.partial(typer.echo, err=True)
-    with fail_on(ReproError, code=USAGE), fail_on(Refusal, code=1), fail_if_not("written", folder):
+    with (
+        fail_on(ReproError, code=USAGE),
+        fail_on(Refusal, code=1),
+        fail_if_not("read or written", folder),
+    ):
         replayed = run(folder, engines=engines or (), seconds=seconds, keep=keep, said=tell)
     worse = sum(each.is_worse for each in replayed)
     if as_json:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer.cli.process import cache, refuse_switches
-from composer.cli.usage import USAGE, PolicyFile, Remember, fail, fail_on
+from composer.cli.usage import USAGE, PolicyFile, Remember, fail, fail_on, finite
 from composer.errors import ComposerError
 from composer.knowledge.shared_store import SharedStore
 from composer.policy import sources
@@ -27,7 +27,10 @@ Sources = Annotated[list[str], typer.Argument(help="Plans (.toml), or module:fac
 Store = Annotated[
     str, typer.Option("--store", help="Where verdicts are shared. Sets COMPOSER_VERDICT_STORE.")
 ]
-Timeout = Annotated[float | None, typer.Option(min=1e-3, help="Seconds that a job may take.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(min=1e-3, callback=finite, help="Seconds that a job may take."),
+]
 Ray = Annotated[str, typer.Option("--ray", help="A Ray cluster's address: auto, local, host:port.")]
 WorkingDir = Annotated[
     Path | None, typer.Option(help="With --ray: a folder that the nodes import from.")
@@ -55,12 +58,12 @@ def tune(
             fail("--working-dir is for the nodes of --ray; here modules are found as always", USAGE)
         if not working_dir.is_dir():
             fail(f"there is no folder {str(working_dir)!r}", USAGE)
-    if not remember and (store or ray or _store()):
-        fail("--no-remember keeps no verdict, so a store has no use; leave it out", USAGE)
     with fail_on(ComposerError), cache(remember=remember):
         jobs = read_jobs(sources)
         environment = _environment(policy, store)
         os.environ.update(environment)
+        if not remember and (ray or _store()):
+            fail("--no-remember keeps no verdict, so a store has no use; leave it out", USAGE)
         if ray and not os.environ.get("COMPOSER_VERDICT_STORE"):
             fail("with --ray the verdicts would stay on the nodes; say where by --store", USAGE)
         if url := _store():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,13 @@ def fail(what: str, code: int = 1) -> NoReturn:
     raise typer.Exit(code)
 
 
+def finite(option: typer.CallbackParam, given: float | None) -> float | None:
+    """Return a number of seconds; end the command if it is infinite, or no number."""
+    if given is not None and not math.isfinite(given):
+        fail(f"{option.opts[0]} is {given}: say how many", USAGE)
+    return given
+
+
 @contextmanager
 def fail_on(*errors: type[Exception], code: int = USAGE) -> Iterator[None]:
     """End the command if one of these errors is raised, with its message."""
@@ -36,7 +44,7 @@ def fail_on(*errors: type[Exception], code: int = USAGE) -> Iterator[None]:
 
 @contextmanager
 def fail_if_not(done: str, file: Path, code: int = 1) -> Iterator[None]:
-    """End the command if a file cannot be ``done``, which is ``"read"`` or ``"written"``."""
+    """End the command if a file cannot be ``done``, such as ``"read"`` or ``"written"``."""
     try:
         yield
     except OSError as error:

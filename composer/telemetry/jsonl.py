@@ -129,8 +129,13 @@ class JsonLinesSink(Sink):
                 warn_once(TelemetryWarning(text), about="jsonl", cause=error)
 
     def _write_counters(self) -> None:
-        """Append a record of each graph whose counters changed or whose last write failed."""
+        """Append a record of each graph whose counters changed or whose last write failed.
+
+        Raises:
+            OSError: one cannot be written. The others are written all the same.
+        """
         self._patience = PATIENCE
+        failed: OSError | None = None
         with self._lock:
             graphs = tuple(self._graphs.values())
         for graph in graphs:
@@ -140,8 +145,13 @@ class JsonLinesSink(Sink):
             if graph.written and gone:
                 continue  # the user removed the folder; do not make it again only for counters
             if graph.written != now:
-                self._write(graph.file, {**graph.record, "runtime": now})
-                graph.written = now
+                try:
+                    self._write(graph.file, {**graph.record, "runtime": now})
+                    graph.written = now
+                except OSError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _look_around(self) -> None:
         """Read limit and path from the environment. A relative path is resolved only once."""

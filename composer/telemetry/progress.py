@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from composer.records import GraphRequest
+from composer.system import forks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._steps: dict[int, Step] = {}
+        forks.with_each_child(self, lambda each: each._steps.clear())
         self._serial = itertools.count()
 
     def now(self) -> tuple[Step, ...]:
@@ -56,4 +58,4 @@ class Progress:
         try:
             yield
         finally:
-            del self._steps[serial]
+            self._steps.pop(serial, None)  # a fork has cleared it

@@ -81,6 +81,8 @@ def save(
         check_call(index, call)
     if not listed:
         raise ValueError("composer.save needs at least one call")
+    if not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(Path(path).parent)!r}")
     options = {"model": f"{type(model).__module__}.{type(model).__qualname__}", **(options or {})}
     with tempfile.TemporaryDirectory() as name, torch.inference_mode(False), torch.no_grad():
         folder = Path(name)
@@ -410,8 +412,8 @@ def _check(path: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
         FallbackWarning: it works, and is slower at first.
     """
     wrong = _differences(header["needs"], _needs())
-    kinds = {each.partition(":")[0] for each in header["devices"]}
-    wrong += [f"device {each} (here: none)" for each in sorted(kinds) if not _is_here(each)]
+    missing = (each for each in sorted(header["devices"]) if not _is_here(each))
+    wrong += [f"device {each} (here: none)" for each in missing]
     if wrong:
         raise SavedFileError(
             f"{str(path)!r} cannot work here. It was saved with {'; '.join(wrong)}"
@@ -431,10 +433,13 @@ def _differences(saved: Mapping[str, str], here: Mapping[str, str]) -> list[str]
 
 
 def _is_here(device: str) -> bool:
-    """Return True if torch finds such a device."""
-    if device == "cpu":
+    """Return True if torch finds such a device: ``cuda``, ``cuda:1``."""
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
         return True
-    return hasattr(torch, device) and bool(torch.get_device_module(device).is_available())
+    if not hasattr(torch, kind) or not torch.get_device_module(kind).is_available():
+        return False
+    return int(index or 0) < int(torch.get_device_module(kind).device_count())
 
 
 _DAMAGE_OF_ARCHIVES = (zipfile.BadZipFile, EOFError, NotImplementedError)

@@ -91,9 +91,10 @@ def tried(
     """
     request = {"folder": str(folder), "factor": factor, "timed": timed}
     try:
-        return Trial(
-            **ask(f"{__name__}:judged", json.dumps(request).encode(), Limits(timeout=seconds))
-        )
+        payload, limits = json.dumps(request).encode(), Limits(timeout=seconds)
+        longer = Limits(timeout=2 * (_ROUNDS + 1) * seconds)  # rounds have calls of eager as well
+        found = ask(f"{__name__}:judged", payload, limits, heard=lambda *_: longer)
+        return Trial(**found)
     except SandboxRefusal as refusal:
         kind = _ENDS.get(refusal.status)
         if kind is None or refusal.by_others:
@@ -101,7 +102,7 @@ def tried(
         return Trial({kind: str(refusal)})
 
 
-def judged(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+def judged(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
     """Run ``run.py`` of a folder in this process; return the fields of a :class:`Trial`."""
     sys.dont_write_bytecode = True  # such files name folders of the user
     request = json.loads(payload)
@@ -134,6 +135,7 @@ def judged(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
             got = check.values_of(module, inputs(), once, settings)
             waits = Waits.from_now()
             if request["timed"] or request["factor"] is not None:
+                ready("rounds")
                 check.values_of(module, inputs(), rounds, settings)
         except BaseException as error:  # noqa: BLE001  # an engine may raise SystemExit as well
             (*_, first) = causes(error)

@@ -275,6 +275,19 @@ def test_a_search_goes_on_where_it_ended(source: Path, tmp_path: Path, asked: li
     assert asked == [found.folder]
 
 
+def test_a_search_does_not_go_on_for_another_graph(
+    source: Path, tmp_path: Path, asked: list[Path]
+) -> None:
+    """Its folder has the programs of the one before."""
+    minifier.minify(source, tmp_path / "made", seconds=60.0)
+    other = tmp_path / "other"
+    inputs = [torch.randn(2, 6), torch.randn(6, 8)]
+    case = Case.of(torch.fx.symbolic_trace(program), inputs, (), FACTS)
+    folders.write(case, other, {"backend": "selective:wrong_value", "options": {}})
+    with pytest.raises(ReproError, match="has the search for another graph"):
+        minifier.minify(other, tmp_path / "made", seconds=60.0)
+
+
 @pytest.mark.parametrize("name", ["bug-2", "bug", "step-2-of-mine"])
 def test_the_source_stays_beside_the_steps(tmp_path: Path, asked: list[Path], name: str) -> None:
     """Also where the results go into the folder that it lies in."""
@@ -346,7 +359,7 @@ def judged(
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
     request = {"folder": str(folder), "factor": factor, "timed": False}
-    found = trial.judged(json.dumps(request).encode(), lambda: None)
+    found = trial.judged(json.dumps(request).encode(), lambda *_: None)
     sys.modules.pop("graph")
     return dict(trial.Trial(**found).faults)
 

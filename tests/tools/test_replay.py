@@ -71,6 +71,24 @@ def test_graphs_of_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (GRAPHS / GRAPH).is_dir() == (name == "with")
 
 
+def test_graphs_that_cannot_be_replaced_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their results."""
+    keep()
+    (GRAPHS / "results.json").write_text('{"results": []}')
+    before = contents(GRAPHS)
+    rename = Path.rename
+
+    def once(self: Path, target: Path) -> Path:
+        if self.name.startswith(f".{GRAPHS.name}-") and target.name == GRAPHS.name:
+            monkeypatch.setattr(Path, "rename", rename)
+            raise OSError("no space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+    assert run("lock", "--graphs", "script.py").exit_code != 0
+    assert contents(GRAPHS) == before
+
+
 def test_a_folder_of_somebody_else_stays() -> None:
     program()
     GRAPHS.mkdir()

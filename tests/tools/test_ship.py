@@ -267,7 +267,7 @@ def test_another_version_is_an_error_that_names_it(path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("name", ["xpu", "hpu", "other"])
 def test_a_missing_device_is_an_error_that_names_it(path: Path, name: str) -> None:
-    """Before the weights are read."""
+    """Before the weights are read. It may be the second of its kind."""
     saved(path, (torch.randn(2, 4),))
     with zipfile.ZipFile(path) as file:
         header = json.loads(file.read("header.json"))
@@ -275,7 +275,7 @@ def test_a_missing_device_is_an_error_that_names_it(path: Path, name: str) -> No
     header["devices"] = [f"{name}:0"]
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("header.json", json.dumps(header))
-    with pytest.raises(SavedFileError, match=rf"device {name} \(here: none\)"):
+    with pytest.raises(SavedFileError, match=rf"device {name}:0 \(here: none\)"):
         composer.load(path)
 
 

@@ -9,6 +9,7 @@ changes that it tries, and :mod:`composer.tools.trial` what runs in the child pr
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import runpy
@@ -92,6 +93,9 @@ def minify(
     steps = sorted(filter(_is_step, folder.glob("*")), key=_number)
     begin = steps[-1] if steps else _whole(source)
     about = json.loads((begin / "about.json").read_text())
+    of = hashlib.sha256((_whole(source) / "graph.py").read_bytes()).hexdigest()
+    if about.setdefault("source", of) != of:
+        raise ReproError(f"{str(folder)!r} has the search for another graph; say another by --to")
     if not is_importable(about["candidate"]):
         raise ReproError(f"no child process can import {about['candidate']['backend']}")
     limit = timeout or about.get("timeout") or about["candidate"].get("timeout") or _SECONDS

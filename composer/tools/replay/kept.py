@@ -168,13 +168,15 @@ def write(folder: Path, served: Iterable[Served]) -> list[str]:
     try:
         made.chmod(0o755)
         for each in served:
+            chosen, dumped = each.chosen, each.report.dumped
             try:
-                case = Case.read(Path(each.report.dumped))
+                case = Case.read(Path(dumped)) if dumped else None
             except OSError:
-                why = each.report.dumped or "not written: it was compiled without COMPOSER_DUMP"
-                left_out.append(f"{each.chosen.title} is not kept for composer replay: {why}")
+                case = None
+            if case is None:
+                why = dumped or "not written: it was compiled without COMPOSER_DUMP"
+                left_out.append(f"{chosen.title} is not kept for composer replay: {why}")
                 continue
-            chosen = each.chosen
             engines = [name for name in each.rest.versions if name != EAGER]
             name = re.sub(r"[^\w.-]", "_", f"{chosen.model}-{chosen.position}")
             about: dict[str, Any] = {
@@ -188,12 +190,24 @@ def write(folder: Path, served: Iterable[Served]) -> list[str]:
         results = {which: each for which, each in before.results.items() if which[0] in same}
         KeptGraphs(made, results).write_results()
         if folder.exists():
-            folder.rename(made / ".before")
-        made.rename(folder)
-        shutil.rmtree(folder / ".before", ignore_errors=True)
+            _swap(folder, made)
+        else:
+            made.rename(folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return left_out
+
+
+def _swap(folder: Path, made: Path) -> None:
+    """Put a folder in the place of another; if that fails half-way, the other is put back."""
+    before = made.with_name(f"{made.name}-before")
+    folder.rename(before)
+    try:
+        made.rename(folder)
+    except BaseException:
+        before.rename(folder)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _text(graph: Path) -> str:

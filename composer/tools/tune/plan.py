@@ -75,7 +75,8 @@ class PlannedModel(_Model):
                 refuse_slip(each.name)
         except (OptionError, UnknownNameError) as mistake:
             raise ValueError(str(mistake)) from None
-        if policy.locked or ("select" in options and policy.select.by == "first"):
+        takes_the_first = "by" in policy.select.model_fields_set and policy.select.by == "first"
+        if policy.locked or takes_the_first:
             raise ValueError("a plan measures: leave out select = 'first' and locked = true")
         return options
 
