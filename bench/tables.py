@@ -398,7 +398,6 @@ PARTS = (
         warm,
         command="warm.py --json bench/results/warm.json",
     ),
-    Part("docs/benchmarks/warm-starts.md", "warm_native", warm),
     Part(
         "docs/benchmarks/choosing-by-measurement.md",
         "choosing",

@@ -324,6 +324,22 @@ def test_policy_check_notes_nothing_of_what_holds(passes, tmp_path) -> None:
     assert (result.exit_code, result.stdout.count("\n")) == (0, 1), result.output
 
 
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        "chain = 'auto'\nverify = { rtol = 1e-2 }",
+        "select = 'fastest'\nverify = { atol = 1e-5 }",
+        "select = { background = true }",
+    ],
+)
+def test_policy_check_knows_what_holds_by_default(passes, tmp_path, defaults: str) -> None:
+    """Where composer chooses, it compares; the background may take the first engine."""
+    file = tmp_path / "composer.toml"
+    file.write_text(f"[defaults]\n{defaults}\n")
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    assert (result.exit_code, result.stdout.count("\n")) == (0, 1), result.output
+
+
 def test_policy_show_names_the_file_in_force(passes, tmp_path, monkeypatch) -> None:
     """The one asked for rather than any other; or that there is none."""
     file = tmp_path / "own.toml"

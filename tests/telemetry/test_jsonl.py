@@ -494,6 +494,26 @@ def test_counters_that_cannot_be_written_are_warned_of_and_written_later(
     assert lines(path)[-1]["runtime"]["calls"] == 2
 
 
+def test_graph_that_cannot_be_written_leaves_the_others_their_counters(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose file is of an earlier folder."""
+    for function in (torch.sin, torch.cos):
+        compiled(function, honest)(torch.ones(2))
+    append = LineFile.append
+
+    def of_the_second(self: LineFile, line: bytes, *how: Any) -> None:
+        if json.loads(line)["number"] == 1:
+            raise OSError("read-only file system")
+        append(self, line, *how)
+
+    monkeypatch.setattr(LineFile, "append", of_the_second)
+    with pytest.warns(TelemetryWarning, match="read-only file system"):
+        session.current().sinks.close()
+    written = lines(path)[-1]
+    assert (written["number"], written["runtime"]["calls"]) == (2, 1)
+
+
 def test_folder_that_was_removed_is_not_made_again_at_the_end(path: Path) -> None:
     """Nobody is warned either: that the file went was somebody's wish."""
     f = compiled(torch.sin, honest)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import textwrap
+import threading
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engines
 import pytest
 import torch
-from common import compiled, last
+from common import compiled, in_child, last
 from engines import honest
 from torch._dynamo.exc import BackendCompilerFailed
 
@@ -19,6 +21,7 @@ import composer
 from composer import session
 from composer.errors import OptionError, TelemetryWarning
 from composer.telemetry.base import Sink
+from composer.telemetry.progress import Progress
 from composer.telemetry.sinks import OWN, SINKS, Sinks
 from composer.testing import FakeBackend
 
@@ -226,6 +229,30 @@ def test_own_sinks_modules_import_no_optional_package(fresh_python: Any) -> None
     code = f"import {modules}, sys; print({optional} & set(sys.modules))"
     done = fresh_python(code)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_forked_child_shows_no_step_of_its_parent() -> None:
+    """The thread that compiles is the parent's."""
+    progress, began, ends = Progress(), threading.Event(), threading.Event()
+    request: Any = SimpleNamespace(number=1, model="Net", nodes=1)
+
+    def compiles() -> None:
+        with progress.step(request, "slow"):
+            began.set()
+            ends.wait(30)
+
+    thread = threading.Thread(target=compiles)
+    thread.start()
+    assert began.wait(30)
+
+    def looks() -> None:
+        assert progress.now() == ()
+
+    assert in_child(looks) == 0
+    (step,) = progress.now()
+    assert step.what == "slow"
+    ends.set()
+    thread.join()
 
 
 def test_progress_shows_what_is_being_compiled() -> None:

@@ -27,6 +27,7 @@ from composer.system.subprocesses import Limits
 from composer.tools.bench.workload import Workload
 from composer.tools.tune import Job, read_jobs, work
 from composer.tools.tune.cluster import on_ray
+from composer.tools.tune.plan import Plan
 
 MODELS = """
 import os, torch
@@ -104,6 +105,13 @@ def test_mistakes_in_a_plan_are_named(folder: Path, plan: str, said: str) -> Non
     assert said in done.stderr
 
 
+def test_plan_may_say_how_long_to_measure() -> None:
+    """Without a word on ``by``, which a job sets itself."""
+    entry = {"target": "m:f", "options": {"select": {"seconds": 20}}}
+    (job,) = Plan.model_validate({"models": [entry]}).models[0].jobs()
+    assert job.options == entry["options"]
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -113,6 +121,7 @@ def test_mistakes_in_a_plan_are_named(folder: Path, plan: str, said: str) -> Non
         (["plan.toml", "--ray", "auto"], "--store"),
         (["plan.toml", "--no-remember", "--store", "s3://a/b"], "a store has no use"),
         (["plan.toml", "--working-dir", "."], "for the nodes of --ray"),
+        (["plan.toml", "--timeout", "nan"], "--timeout is nan: say how many"),
         (["plan.toml", "--working-dir", "nowhere", "--ray", "auto"], "no folder 'nowhere'"),
     ],
 )
