@@ -60,7 +60,7 @@ _ALONE: dict[str, Any] = {
     "precision": "fp32",
     "passes": [],
 }
-"""The policy of a program that shows one engine. A policy file beside the program says nothing."""
+"""The policy of a program that shows one engine, whatever a policy file beside it says of these."""
 
 _RUN = '''"""{title}
 

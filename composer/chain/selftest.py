@@ -23,9 +23,8 @@ from composer import _torch, session
 from composer.chain.attempt import try_candidate
 from composer.chain.candidates import ChainEntry, entries_of
 from composer.chain.select.choice import Tried
-from composer.errors import first_line, refuse
+from composer.errors import causes, first_line, refuse
 from composer.graphs import capture
-from composer.knowledge import failure
 from composer.knowledge.fingerprint import Fingerprint
 from composer.knowledge.self_test import SelfTest
 from composer.passes.within_aotautograd import LatePasses
@@ -119,9 +118,15 @@ def _learnt(entry: ChainEntry, fingerprint: Fingerprint, tried: Mapping[str, Tri
 
 
 def _says_nothing_of_versions(failed: Tried) -> bool:
-    """Return True for a lack of memory, a full disk and the like."""
-    is_passing = failed.error is not None and failure.is_passing(failed.error)
-    return is_passing or failed.attempt.reason is Reason.OUT_OF_MEMORY
+    """Return True for a lack of memory, and for an error of the system, such as a full disk.
+
+    A library that cannot be loaded, or lacks a file, may well be of the wrong version.
+    """
+    if failed.attempt.reason is Reason.OUT_OF_MEMORY:
+        return True
+    found = causes(failed.error) if failed.error is not None else ()
+    of_system = (each for each in found if isinstance(each, OSError) and each.errno)
+    return any(not isinstance(each, FileNotFoundError) for each in of_system)
 
 
 def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:

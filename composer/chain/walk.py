@@ -40,9 +40,7 @@ def walk(
     *,
     strict: bool = False,
     among_ranks: bool = False,
-    at_run_time: bool = False,
     in_sandbox: Step | None = None,
-    refused: Mapping[int, choice.Tried] | None = None,
 ) -> Outcome:
     """Try one candidate after the other, and choose which one serves the graph.
 
@@ -59,33 +57,22 @@ def walk(
         benchmark: How to find the fastest; ``None`` takes the first that is accepted.
         strict: End the walk at the first candidate that is not accepted.
         among_ranks: True if other ranks of ``torch.distributed`` have to take the same engine.
-        at_run_time: True if Dynamo's compile is over. Its control-flow exceptions then fail a
-            candidate, as any other error does.
         in_sandbox: Where this process is a sandbox, a function to call before each candidate and
             each build with its place and the attempts so far, and with ``None`` before measuring.
-        refused: Candidates that are not tried again, by their places, as they were refused.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    trying = _Trying(request, entries, eager, among_ranks, at_run_time, in_sandbox)
-    trying.refused.update(refused or {})
+    trying = _Trying(request, entries, eager, among_ranks, in_sandbox=in_sandbox)
 
     # 0. There is nothing to gain from an engine where nothing is computed.
     if writes.computes_nothing(request.gm):
         alone = trying.fallback("the graph computes nothing")
         return choice.outcome_of([alone], alone)
 
-    # 1. Where nothing can be measured, the first accepted candidate serves.
-    obstacle = ""
-    if benchmark is not None:
-        obstacle = select.obstacle(request, among_ranks=among_ranks)
-    if obstacle:
-        benchmark = None
-
-    # 2. The fastest is known from earlier, or a sandbox finds it out. It is built here alone.
+    # 1. The fastest is known from earlier, or a sandbox finds it out. It is built here alone.
     whole = remembered.fingerprint_of(request, entries)
-    chooses = benchmark is not None and not at_run_time and in_sandbox is None
+    chooses = in_sandbox is None and trying.can_measure(benchmark)
     why_here = ""
     if benchmark is not None and chooses:
         decision = remembered.decision(whole, benchmark, entries)
@@ -104,31 +91,33 @@ def walk(
         why_here = decided.why
         trying.refused |= decided.refused
 
-    # 3. Try one after the other, until one can serve or all that may serve are known.
-    made: list[choice.Tried] = []
-    for place in range(len(entries)):
-        tried = trying.in_turn(place, made)
-        if why_here:
-            tried = tried.with_fact("measured_here", why_here)
-        made.append(tried)
-        is_accepted = tried.compiled is not None
-        if is_accepted and benchmark is None:
-            return choice.first(made, tried, obstacle)
-        if is_accepted and tried.is_fallback:
-            break
-        if strict and _is_refused(tried.attempt):
-            break
-
-    # 4. Measure those that were accepted, and learn the verdict; or nobody was.
-    if benchmark is None:
-        return choice.outcome_of(made, trying.fallback())
-    if in_sandbox is not None:
-        in_sandbox(None, [each.attempt for each in made])
-    outcome = choice.fastest(made, trying.fallback, request, benchmark)
-    free_memory()  # of those that lost
-    if chooses:
+    # 2. They are tried here, one after the other.
+    outcome = trying.in_order(benchmark, strict=strict, why_here=why_here)
+    if benchmark is not None and chooses:
         remembered.keep(whole, benchmark, outcome)
     return outcome
+
+
+def at_run_time(
+    request: GraphRequest,
+    entries: Sequence[ChainEntry],
+    eager: EagerFallback,
+    benchmark: select.Benchmark | None = None,
+    refused: Mapping[int, choice.Tried] | None = None,
+) -> Outcome:
+    """Try one candidate after the other when Dynamo's compile is over.
+
+    Control-flow exceptions of Dynamo fail a candidate then, as any other error does.
+
+    Args:
+        request: The graph, with the inputs of a call.
+        entries: The chain, or a part of it.
+        eager: The eager fallback.
+        benchmark: How to find the fastest; ``None`` takes the first that is accepted.
+        refused: Candidates that are not tried again, by their places, as they were refused.
+    """
+    trying = _Trying(request, entries, eager, at_run_time=True, refused=dict(refused or {}))
+    return trying.in_order(benchmark)
 
 
 def decide(
@@ -225,6 +214,48 @@ class _Trying:
                 begins=begins,
             )
         return dataclasses.replace(tried, passes=passes.records)
+
+    def can_measure(self, benchmark: select.Benchmark | None) -> bool:
+        """Return True if the candidates are to be measured, and can be."""
+        return benchmark is not None and not self.obstacle()
+
+    def obstacle(self) -> str:
+        """Return why the candidates cannot be measured; empty if they can."""
+        return select.obstacle(self.request, among_ranks=self.among_ranks)
+
+    def in_order(
+        self, benchmark: select.Benchmark | None, *, strict: bool = False, why_here: str = ""
+    ) -> Outcome:
+        """Try the candidates in the order of the chain, and choose which one serves.
+
+        Args:
+            benchmark: As for :func:`walk`.
+            strict: As for :func:`walk`.
+            why_here: Why no sandbox has tried them; empty if none was to.
+        """
+        obstacle = "" if benchmark is None else self.obstacle()
+        if obstacle:  # the first accepted candidate serves
+            benchmark = None
+        made: list[choice.Tried] = []
+        for place in range(len(self.entries)):
+            tried = self.in_turn(place, made)
+            if why_here:
+                tried = tried.with_fact("measured_here", why_here)
+            made.append(tried)
+            is_accepted = tried.compiled is not None
+            if is_accepted and benchmark is None:
+                return choice.first(made, tried, obstacle)
+            if is_accepted and tried.is_fallback:
+                break
+            if strict and _is_refused(tried.attempt):
+                break
+        if benchmark is None:
+            return choice.outcome_of(made, self.fallback())
+        if self.in_sandbox is not None:
+            self.in_sandbox(None, [each.attempt for each in made])
+        outcome = choice.fastest(made, self.fallback, self.request, benchmark)
+        free_memory()  # of those that lost
+        return outcome
 
     def in_turn(self, place: int, before: Sequence[choice.Tried]) -> choice.Tried:
         """Try the candidate whose turn it is in the chain, unless it was just refused.

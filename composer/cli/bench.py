@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from composer import session
 from composer.chain.candidates import ONLY_TABLES
 from composer.cli.process import cache, refuse_switches, stdout_to_stderr
 from composer.cli.script import show
-from composer.cli.usage import USAGE, Json, Remember, fail, fail_on, finite, refuse_folder
+from composer.cli.usage import USAGE, Json, Remember, fail, fail_on, refuse_folder
 from composer.errors import MISTAKES, ComposerError
 from composer.policy import Facts
 from composer.policy.resolution import resolve
@@ -53,9 +54,7 @@ Training = Annotated[
         "--training/--inference", help="By default, whether the module is in training mode."
     ),
 ]
-Seconds = Annotated[
-    float, typer.Option(min=0.1, callback=finite, help="For timing; builds are not counted.")
-]
+Seconds = Annotated[float, typer.Option(min=0.1, help="For timing; builds are not counted.")]
 Write = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the policy there.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite that file.")]
 
@@ -71,6 +70,8 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time eager, each engine and composer on a model, and say which policy follows."""
+    if not math.isfinite(seconds):
+        fail(f"--seconds is {seconds}: say how many", USAGE)
     candidates = _chain(chain)
     refuse_switches("would stand for every candidate")
     if write is not None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from composer.cli.usage import USAGE, Json, fail, fail_on, finite
+from composer.cli.usage import USAGE, Json, fail, fail_on
 from composer.errors import Refusal, ReproError
 from composer.tools.minify import Result
 from composer.tools.minify import minify as find
@@ -19,9 +19,7 @@ Source = Annotated[Path, typer.Argument(help="A folder that composer repro made.
 To = Annotated[
     Path | None, typer.Option("--to", help="The folder for the results; a search goes on there.")
 ]
-Seconds = Annotated[
-    float, typer.Option(min=0.0, callback=finite, help="The time limit of the search.")
-]
+Seconds = Annotated[float, typer.Option(min=0.0, help="The time limit of the search.")]
 Timeout = Annotated[
     float | None, typer.Option(min=0.1, help="The time after which an engine counts as hanging.")
 ]

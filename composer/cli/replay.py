@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer.cli.process import refuse_switches
-from composer.cli.usage import USAGE, Json, fail_if_not, fail_on, finite
+from composer.cli.usage import USAGE, Json, fail_if_not, fail_on
 from composer.errors import Refusal, ReproError
 from composer.records import printable
 from composer.telemetry.report import counted
@@ -28,10 +28,7 @@ Engines = Annotated[
     list[str] | None, typer.Option("--engine", help="Only this engine; may be given several times.")
 ]
 Seconds = Annotated[
-    float,
-    typer.Option(
-        min=1.0, callback=finite, help="The time after which an engine counts as hanging."
-    ),
+    float, typer.Option(min=1.0, help="The time after which an engine counts as hanging.")
 ]
 Keep = Annotated[
     bool, typer.Option("--keep", help="Later replays are compared with these results.")

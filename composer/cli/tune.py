@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer.cli.process import cache, refuse_switches
-from composer.cli.usage import USAGE, PolicyFile, Remember, fail, fail_on, finite
+from composer.cli.usage import USAGE, PolicyFile, Remember, fail, fail_on
 from composer.errors import ComposerError
 from composer.knowledge.shared_store import SharedStore
 from composer.policy import sources
@@ -27,10 +27,7 @@ Sources = Annotated[list[str], typer.Argument(help="Plans (.toml), or module:fac
 Store = Annotated[
     str, typer.Option("--store", help="Where verdicts are shared. Sets COMPOSER_VERDICT_STORE.")
 ]
-Timeout = Annotated[
-    float | None,
-    typer.Option(min=1e-3, callback=finite, help="Seconds that a job may take."),
-]
+Timeout = Annotated[float | None, typer.Option(min=1e-3, help="Seconds that a job may take.")]
 Ray = Annotated[str, typer.Option("--ray", help="A Ray cluster's address: auto, local, host:port.")]
 WorkingDir = Annotated[
     Path | None, typer.Option(help="With --ray: a folder that the nodes import from.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +23,6 @@ def fail(what: str, code: int = 1) -> NoReturn:
     """Print on stderr what is wrong, and exit."""
     typer.echo(f"composer: {what}", err=True)
     raise typer.Exit(code)
-
-
-def finite(option: typer.CallbackParam, given: float | None) -> float | None:
-    """Return a number of seconds; end the command if it is infinite, or no number."""
-    if given is not None and not math.isfinite(given):
-        fail(f"{option.opts[0]} is {given}: say how many", USAGE)
-    return given
 
 
 @contextmanager

@@ -9,10 +9,11 @@ overlap in a later call only, no guard detects it, and the results are wrong
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 
@@ -59,18 +60,64 @@ def watched(
     if not written or len(plain) < 2:
         return run
     run = _torch.breaks.undisabled(run)
-    lengths = {i: reach_in_bytes(each) for i, each in plain.items() if i in request.weights}
+    weights = _Weights(tuple(sorted(plain.keys() & request.weights)))
 
     def unless_shared(*args: Any) -> Any:
-        tensors = {i: args[i] for i in positions}
-        if lengths:  # nearly all weights are far away
-            spans = [_span(args[i]) for i in written]
-            first, end = min(spans)[0], max(map(itemgetter(1), spans))
-            near = (i for i, n in lengths.items() if first - n < args[i].data_ptr() < end)
-            tensors |= {i: args[i] for i in near}
+        near = weights.near(args, written)
+        tensors = {i: args[i] for i in (*positions, *near)}
         return (otherwise if _are_shared(tensors, written) else run)(*args)
 
     return unless_shared
+
+
+class _Weights:
+    """Where the weights of a graph lie, so that a call need not look at each of hundreds.
+
+    Attributes:
+        positions: Their positions among the inputs.
+    """
+
+    def __init__(self, positions: tuple[int, ...]) -> None:
+        self.positions = positions
+        self._known: tuple[list[int], list[_Area]] = [], []
+
+    def near(self, args: Sequence[Any], written: Iterable[int]) -> list[int]:
+        """Return the positions of weights whose addresses meet those of a written input."""
+        weights = [args[i] for i in self.positions]
+        addresses, areas = self._known
+        found = list(map(torch.Tensor.data_ptr, weights))
+        if found != addresses:
+            areas = _areas({i: args[i] for i in self.positions})
+            self._known = found, areas
+        return [i for each in written for i in _met(areas, *_span(args[each]))]
+
+
+class _Area(NamedTuple):
+    """A range of addresses, and the positions of the tensors that it is made of."""
+
+    first: int
+    end: int
+    positions: tuple[int, ...]
+
+
+def _areas(tensors: Mapping[int, torch.Tensor]) -> list[_Area]:
+    """Return areas that do not meet, in their order."""
+    areas: list[_Area] = []
+    for first, end, i in sorted((*_span(each), i) for i, each in tensors.items()):
+        if areas and first < areas[-1].end:
+            last = areas.pop()
+            areas.append(_Area(last.first, max(last.end, end), (*last.positions, i)))
+        else:
+            areas.append(_Area(first, end, (i,)))
+    return areas
+
+
+def _met(areas: Sequence[_Area], first: int, end: int) -> Iterator[int]:
+    """Yield the positions of the tensors in areas that meet a range."""
+    place = bisect.bisect_left(areas, end, key=attrgetter("first"))
+    while place and areas[place - 1].end > first:
+        place -= 1
+        yield from areas[place].positions
 
 
 def _plain_inputs(request: GraphRequest) -> dict[int, torch.Tensor]:
@@ -116,11 +163,6 @@ def overlapping(tensors: Mapping[int, torch.Tensor]) -> set[int]:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     first = tensor.data_ptr()
-    return first, first + reach_in_bytes(tensor)
-
-
-def reach_in_bytes(tensor: torch.Tensor) -> int:
-    """From its first element to the end of its last one."""
     if tensor.is_contiguous():
-        return tensor.nbytes
-    return _torch.tensors.reach(tensor) * tensor.itemsize
+        return first, first + tensor.nbytes
+    return first, first + _torch.tensors.reach(tensor) * tensor.itemsize

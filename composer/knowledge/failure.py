@@ -99,17 +99,14 @@ def is_expensive(attempt: Attempt, error: BaseException) -> bool:
         return False
     if attempt.status in (Status.CRASHED, Status.TIMED_OUT):
         return True
-    if not isinstance(error, Exception) or is_passing(error):
+    if not isinstance(error, Exception):
+        return False
+    if any(isinstance(each, OSError) for each in causes(error)):
+        return False
+    if any(map(_is_the_environments, chained(error))):
         return False
     failed = attempt.status is Status.FAILED and attempt.reason in _BUILDS
     return failed and attempt.seconds >= WORTH_SECONDS
-
-
-def is_passing(error: BaseException) -> bool:
-    """Return True if the cause may be gone the next time: a full disk, a missing module."""
-    if any(isinstance(each, OSError) for each in causes(error)):
-        return True
-    return any(map(_is_the_environments, chained(error)))
 
 
 def _is_the_environments(error: BaseException) -> bool:

@@ -111,8 +111,9 @@ def _is_computed_from(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> b
     Only torch's own operators are known to be deterministic. Others may draw numbers, read a
     counter, or wait for other ranks.
     """
-    namespace = _torch.operators.operator_namespace(node.target)
-    if namespace not in _DETERMINISTIC and node.target is not operator.getitem:
+    is_operator = isinstance(node.target, _torch.operators.OpOverload)
+    is_torchs = _torch.operators.operator_namespace(node.target) in _DETERMINISTIC
+    if not (is_operator and is_torchs) and node.target is not operator.getitem:
         return False
     if node.target is _MEMORY or _torch.operators.draws(node.target):
         return False

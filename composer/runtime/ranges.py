@@ -166,7 +166,7 @@ class Ranges:
         """Learn the first choice when it serves, and what is remembered of further sizes."""
         if self._is_learnt or not self._first.graph.is_chosen:
             return
-        first = Decision(self._successors.record.report.attempts, self._first.graph.order)
+        first = Decision(self._successors.record.report.attempts, self._first.graph.ranking)
         known = [] if first.size is None else self._successors.decisions()
         with self._lock:
             if self._is_learnt:

@@ -225,11 +225,17 @@ class ServedGraph:
         self._await_lull(provisional=built.is_provisional)
 
     def _interrupted(self) -> None:
-        """Leave to the next call what an interrupted one was to do."""
-        with self.lock:
-            self._decision = self._decision or self._following
-            self._following = None
-            self._reschedule()
+        """Leave to the next call what an interrupted one was to do.
+
+        Another thread may hold the lock for as long as it builds. It reschedules when it is done.
+        """
+        self._decision = self._decision or self._following
+        self._following = None
+        if self.lock.acquire(timeout=0.1):
+            try:
+                self._reschedule()
+            finally:
+                self.lock.release()
 
     def decided(self, decision: Decision | Undecided) -> None:
         """Have the next call follow a decision of the background."""
@@ -294,6 +300,11 @@ class ServedGraph:
             recovers = self._successors.recovers and not self._successors.collective
             engine.backwards.serve(report, recovers=recovers)
         self.run = self._successors.fallback if engine is None else engine.compiled
+
+    @property
+    def ranking(self) -> tuple[int, ...]:
+        """The places from the engine that serves on, best first; empty for eager."""
+        return self.order[self._position() :]
 
     def _position(self) -> int:
         """Return the index of the last engine in the order; the order's length for eager."""
@@ -527,8 +538,10 @@ class ServedGraph:
 
     def _compared(self, run: Compiled) -> Compiled:
         sampler, engine = self._sampler, self.engine
-        if sampler is None or engine is None or engine.compiled is not run:
+        if sampler is None or run is sampler.fallback:
             return run
+        if engine is None or engine.compiled is not run:  # it was given up meanwhile
+            return sampler.fallback
         return functools.partial(self._compare, sampler, engine)
 
     def _compare(self, sampler: Sampler, engine: Engine, *args: Any) -> Any:

@@ -263,7 +263,7 @@ class Successors:
             if isinstance(decided, Decision):
                 return decided
             chain = self.entries, self.eager, self.benchmark
-            made = walk.walk(request, *chain, at_run_time=True, refused=decided.refused)
+            made = walk.at_run_time(request, *chain, decided.refused)
         return Decision(
             made.attempts, made.ranking or (), lasts=deserves_verdict(made), in_sandbox=False
         )
@@ -308,7 +308,7 @@ class Successors:
     def _first(self, request: GraphRequest, undecided: Undecided) -> Outcome:
         """Walk the chain to the first that is accepted, and note why that one serves."""
         chain = self.entries, self.eager
-        outcome = walk.walk(request, *chain, at_run_time=True, refused=undecided.refused)
+        outcome = walk.at_run_time(request, *chain, refused=undecided.refused)
         told = f"no: {undecided.why}"
         ends = (
             end._replace(attempt=end.attempt.timed(told)) if end.attempt.accepted else end
@@ -324,7 +324,7 @@ class Successors:
     ) -> tuple[Outcome, Backwards]:
         """Try candidates for the inputs of a call; return the outcome and their backwards."""
         with self._compiling(args) as (request, backwards):
-            outcome = walk.walk(request, entries, self.eager, benchmark, at_run_time=True)
+            outcome = walk.at_run_time(request, entries, self.eager, benchmark)
         return outcome, backwards
 
     @contextlib.contextmanager

@@ -61,7 +61,7 @@ class Sinks:
         """
         with self._lock:
             if first:
-                with self._guarded("COMPOSER_SINKS"):
+                with self._guarded(""):
                     self._look_around()
             sinks = self._on()
         for name, sink in sinks:
@@ -121,7 +121,8 @@ class Sinks:
             control_flow.pass_on(error)
             if raises and isinstance(error, OptionError) and not is_disabled():
                 raise
-            text = f"the sink {name!r} failed: {class_and_text(error)}"
+            what = f"the sink {name!r}" if name else "what the environment says of sinks"
+            text = f"{what} failed: {class_and_text(error)}"
             warn_once(TelemetryWarning(text), about=name, cause=error)
 
 

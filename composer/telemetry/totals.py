@@ -87,11 +87,11 @@ class _Graph:
 class _Known:
     """Facts from the records of a graph so far.
 
-    ``statuses`` are those of its attempts. ``raised`` is the number of engines that raised at run
-    time; ``chosen`` is the engine that serves it.
+    ``results`` are the status and reason of each attempt. ``raised`` is the number of engines that
+    raised at run time; ``chosen`` is the engine that serves it.
     """
 
-    statuses: tuple[str, ...]
+    results: tuple[tuple[str, str | None], ...]
     raised: int
     chosen: str
 
@@ -123,20 +123,20 @@ class Totals:
         """Note the engine that serves a graph from now on, and return the news in the record."""
         number = record["number"]
         attempts, chosen = record["attempts"], record["chosen"]
-        statuses = tuple(each["status"] for each in attempts)
+        results = tuple((each["status"], each["reason"]) for each in attempts)
         with self._lock:
             self._serves(number, chosen)
             earlier = self._known.get(number)
             if earlier is None:
-                self._known[number] = _Known(statuses, _raised(attempts), chosen)
+                self._known[number] = _Known(results, _raised(attempts), chosen)
                 if len(self._known) > 100 * KEPT_GRAPHS:
                     self._known.popitem(last=False)
                 return News(first=True, attempts=tuple(attempts))
-            known = len(earlier.statuses)
+            known = len(earlier.results)
             raised = _raised(attempts[:known]) - earlier.raised
-            new = (*_replaced(attempts, earlier.statuses), *attempts[known:])
+            new = (*_replaced(attempts, earlier.results), *attempts[known:])
             takeover = known < len(attempts) or (raised > 0 and chosen == earlier.chosen)
-            earlier.statuses, earlier.chosen = statuses, chosen
+            earlier.results, earlier.chosen = results, chosen
             if takeover:
                 earlier.raised = _raised(attempts)
         return News(False, known, new, raised, takeover)
@@ -174,11 +174,12 @@ class Totals:
 
 
 def _replaced(
-    attempts: Sequence[Mapping[str, Any]], statuses: Sequence[str]
+    attempts: Sequence[Mapping[str, Any]], results: Sequence[tuple[str, str | None]]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the attempts in the place of earlier ones, such as after a choice in the background."""
-    for attempt, earlier in zip(attempts, statuses, strict=False):
-        if attempt["status"] != earlier != Status.SUCCEEDED:
+    for attempt, earlier in zip(attempts, results, strict=False):
+        has_served = earlier[0] == Status.SUCCEEDED
+        if not has_served and (attempt["status"], attempt["reason"]) != earlier:
             yield attempt
 
 

@@ -92,8 +92,8 @@ def tried(
     request = {"folder": str(folder), "factor": factor, "timed": timed}
     try:
         payload, limits = json.dumps(request).encode(), Limits(timeout=seconds)
-        longer = Limits(timeout=2 * (_ROUNDS + 1) * seconds)  # rounds have calls of eager as well
-        found = ask(f"{__name__}:judged", payload, limits, heard=lambda *_: longer)
+        of_round = Limits(timeout=2 * seconds)  # it has a call of eager as well
+        found = ask(f"{__name__}:judged", payload, limits, heard=lambda *_: of_round)
         return Trial(**found)
     except SandboxRefusal as refusal:
         kind = _ENDS.get(refusal.status)
@@ -129,13 +129,12 @@ def judged(payload: bytes, ready: Callable[..., None]) -> dict[str, Any]:
             return compiled[0]
 
         def rounds(module: torch.nn.Module) -> Callable[..., Any]:
-            return functools.partial(_in_rounds, module, compiled[0], ratios)
+            return functools.partial(_in_rounds, module, compiled[0], ratios, ready)
 
         try:
             got = check.values_of(module, inputs(), once, settings)
             waits = Waits.from_now()
             if request["timed"] or request["factor"] is not None:
-                ready("rounds")
                 check.values_of(module, inputs(), rounds, settings)
         except BaseException as error:  # noqa: BLE001  # an engine may raise SystemExit as well
             (*_, first) = causes(error)
@@ -197,12 +196,18 @@ def _both(got: Any, right: Any) -> str:
 
 
 def _in_rounds(
-    eager: Callable[..., Any], engine: Callable[..., Any], ratios: list[float], *args: Any
+    eager: Callable[..., Any],
+    engine: Callable[..., Any],
+    ratios: list[float],
+    ready: Callable[..., None],
+    *args: Any,
 ) -> Any:
     """Measure in rounds eager's time over the engine's; return what eager returns."""
+    ready("round")
     _seconds(eager, args, 1)
     calls = min(_MOST_CALLS, 1 + int(_ROUND_SECONDS / _seconds(engine, args, 1)))
     for _ in range(_ROUNDS):
+        ready("round")
         eagers = _seconds(eager, args, calls)
         ratios.append(eagers / _seconds(engine, args, calls))
     return eager(*args)

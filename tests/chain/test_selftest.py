@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 
@@ -134,8 +135,7 @@ def test_limit_of_a_candidate_does_not_hide_an_engine_that_does_not_work(
     ("error", "reason"),
     [
         (MemoryError("no room"), "out_of_memory"),
-        (OSError("no space left on device"), "build_failed"),
-        (ModuleNotFoundError("no module named 'x'"), "build_failed"),
+        (OSError(errno.ENOSPC, "no space left on device"), "build_failed"),
     ],
 )
 def test_passing_trouble_says_nothing_of_the_versions(
@@ -154,6 +154,22 @@ def test_passing_trouble_says_nothing_of_the_versions(
         assert attempt_of("onnxrt").reason == reason
     another_process()
     assert attempt_of("onnxrt", torch.sin).status == "succeeded"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ModuleNotFoundError("no module named 'torch._x'"), OSError("undefined symbol: x")],
+)
+def test_library_that_cannot_be_loaded_is_incompatible(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
+) -> None:
+    """As a rule it is of another version."""
+
+    def lacks(*args: object) -> object:
+        raise error
+
+    monkeypatch.setattr(onnxrt.loading, "make_session", lacks)
+    assert attempt_of("onnxrt").reason == "engine_incompatible"
 
 
 def test_doctor_replaces_the_outcome_that_is_kept(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -82,8 +83,13 @@ def test_disabling_works_whatever_is_malformed_of_the_telemetry(
 def test_disabling_leaves_nothing_to_the_background(monkeypatch) -> None:
     """Though the policy asks for it, no child process is started to find that eager serves."""
     monkeypatch.setenv("COMPOSER_DISABLE", "1")
-    select = {"by": "fastest", "background": True}
-    (attempt,) = run(chain=["aot_eager"], select=select).attempts
+    begun = Mock(side_effect=AssertionError)
+    monkeypatch.setattr("composer.runtime.background.begin", begun)
+    f = compiled(torch.sin, "aot_eager", select={"by": "fastest", "background": True})
+    for _ in range(3):
+        f(torch.ones(2))
+    assert not begun.called
+    (attempt,) = last().attempts
     assert (attempt.backend, attempt.status) == ("eager", "succeeded")
 
 

@@ -7,11 +7,11 @@ import sys
 import pytest
 from common import ROOT
 
-MOST_DECISIONS = 37.1
+MOST_DECISIONS = 37.24
 """For 100 lines of function bodies. The aim is 32."""
 
 
-MOST_LINES = 57_339
+MOST_LINES = 57_697
 """In the ``*.py`` files of composer."""
 
 

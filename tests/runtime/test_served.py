@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -52,6 +54,26 @@ class Program:
         """Have the background decide for the candidate at a place, or for eager."""
         decision: Any = SimpleNamespace(place=place)
         self.served.decided(decision)
+
+
+@contextlib.contextmanager
+def holding(lock: Any) -> Iterator[None]:
+    """Have another thread hold a lock."""
+    held, ends = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            ends.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
 
 
 POSSIBLE = list(TABLE)
@@ -185,6 +207,24 @@ def test_call_of_another_thread_does_not_wait_for_a_build(monkeypatch: pytest.Mo
     goes_on.set()
     building.join()
     assert program.call() == [2]
+
+
+def test_interrupted_call_does_not_wait_for_the_build_of_another_thread() -> None:
+    """Ctrl-C is to end the program now."""
+    program = Program(FakeSuccessors(refuses=0))
+    with holding(program.served.lock):
+        program.served._interrupted()
+    assert program.call() == [0]
+
+
+def test_call_of_an_engine_that_was_given_up_meanwhile_is_eagers() -> None:
+    """If calls are compared, another thread may just have found it to be wrong."""
+    program = Program(FakeSuccessors(refuses=0))
+    wrong = program.served.run
+    sampler: Any = SimpleNamespace(fallback=program.successors.fallback)
+    program.served._sampler = sampler
+    program.served.fail(Event.WRONG, wrong, RuntimeError(0))
+    assert program.served._compared(wrong) is program.successors.fallback
 
 
 def test_decision_is_followed_although_the_engine_fails_before() -> None:

@@ -131,10 +131,15 @@ def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
 
 
 def _reads_bits(node: torch.fx.Node) -> bool:
-    """Return True for ``x.view(torch.int32)``."""
+    """Return True for ``x.view(torch.int32)``, unless both are integers."""
     is_view = _torch.operators.operator_name(node.target) == "aten::view" or node.target == "view"
     arguments = (*node.args, *node.kwargs.values())
-    return is_view and any(isinstance(each, torch.dtype) for each in arguments)
+    dtypes = {each for each in arguments if isinstance(each, torch.dtype)}
+    if not is_view or not dtypes:
+        return False
+    source = value_of(node.args[0]) if isinstance(node.args[0], torch.fx.Node) else None
+    dtypes.add(source.dtype if isinstance(source, torch.Tensor) else torch.float32)
+    return any(each.is_floating_point or each.is_complex for each in dtypes)
 
 
 def _widen_attribute(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:

@@ -177,9 +177,10 @@ class BoundWeights:
 
     def _find(self, weights: Sequence[torch.Tensor]) -> None:
         """Have all engines read their weights again, and this set become inputs."""
-        if self._members is not None:
-            changed = self._samples.changed()
-            self._members.found = Found({i: weights[i]._version for i in changed})
+        if self._members is None:
+            return
+        changed = self._samples.changed()
+        self._members.found = Found({i: weights[i]._version for i in changed})
         refresh()
 
     def _settle(self, found: Found, weights: Sequence[torch.Tensor]) -> bool:

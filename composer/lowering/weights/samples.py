@@ -61,7 +61,7 @@ class Samples:
         for i, weight in sorted(weights.items(), key=lambda item: -item[1].numel()):
             if are_compared_whole(weight):
                 self._whole[i] = _words(weight)
-            elif _is_readable(weight):
+            elif weight.numel() and _is_readable(weight):
                 self._elements[i] = _spread(memoryview(_words(weight)))
         self._whole_bytes = _read(self._whole)
         self._next = itertools.cycle(_turns(list(self._elements.values()))).__next__

@@ -124,7 +124,7 @@ def _restored(state: Values) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for name, value in state.items():
-                if value.requires_grad and name not in recorded:
+                if value.requires_grad and name not in recorded and not value._is_view():
                     value.detach_()  # a buffer, into which autograd has recorded the run
                 value.copy_(kept[name])
 

@@ -94,12 +94,12 @@ def minify(
     begin = steps[-1] if steps else _whole(source)
     about = json.loads((begin / "about.json").read_text())
     of = hashlib.sha256((_whole(source) / "graph.py").read_bytes()).hexdigest()
-    if about.setdefault("source", of) != of:
+    if steps and about.get("source", of) != of:
         raise ReproError(f"{str(folder)!r} has the search for another graph; say another by --to")
     if not is_importable(about["candidate"]):
         raise ReproError(f"no child process can import {about['candidate']['backend']}")
     limit = timeout or about.get("timeout") or about["candidate"].get("timeout") or _SECONDS
-    facts = {**about, "timeout": limit, "factor": factor or about.get("factor")}
+    facts = {**about, "source": of, "timeout": limit, "factor": factor or about.get("factor")}
     facts.setdefault("from_data", about["with_data"])
     faults = tried(begin.absolute(), limit, factor=facts["factor"]).faults
     kind = about.get("fault") or next(iter(faults), "")

@@ -121,7 +121,6 @@ def test_plan_may_say_how_long_to_measure() -> None:
         (["plan.toml", "--ray", "auto"], "--store"),
         (["plan.toml", "--no-remember", "--store", "s3://a/b"], "a store has no use"),
         (["plan.toml", "--working-dir", "."], "for the nodes of --ray"),
-        (["plan.toml", "--timeout", "nan"], "--timeout is nan: say how many"),
         (["plan.toml", "--working-dir", "nowhere", "--ray", "auto"], "no folder 'nowhere'"),
     ],
 )
