@@ -156,7 +156,7 @@ def test_gradients_that_are_long_sums_have_all_digits(function, dynamic: bool) -
         gradient(f, EQUAL[:1024])
     exact = gradient(function, EQUAL.double())
     eager = gradient(function, EQUAL)
-    assert error_of(gradient(f, EQUAL), exact) <= 4 * max(error_of(eager, exact), 2**-21)
+    assert error_of(gradient(f, EQUAL), exact) <= 8 * max(error_of(eager, exact), 2**-21)
     assert last().chosen == "onnxrt", last().attempts[0].message
 
 

@@ -340,11 +340,14 @@ def test_graph_taken_in_part_is_found_with_torchs_calls(
 
 @torch.no_grad()
 def test_graph_in_parts_is_not_found_where_autocast_is_on() -> None:
-    """AOTAutograd turns it off around what it made; a call of torch would compute otherwise."""
+    """AOTAutograd turns it off around what it made; a call of torch would compute otherwise.
+
+    On a processor that multiplies bfloat16, the products are torch's.
+    """
     model, x, places = InPart(), torch.randn(3, 8), torch.tensor([1, 7, 0])
     with torch.autocast("cpu"):
-        compiled(model, "onnxrt")(x, places)
-        expected = warm(model)(x, places)
+        compiled(model, "onnxrt", min_coverage=0.0)(x, places)
+        expected = warm(model, min_coverage=0.0)(x, places)
         assert recorded() != "graph reused"
         torch.testing.assert_close(expected, model(x, places), atol=0.05, rtol=0.05)
 
