@@ -153,7 +153,7 @@ class Bounds:
             expected: The expected values, in float64 or complex128.
             dtype: The dtype of the values that are compared.
         """
-        rtol, atol = self._of(dtype)
+        rtol, atol = self._tolerances(dtype)
         size = expected.abs().nan_to_num(posinf=0.0)
         _, plain = _split(size, dtype.to_real())
         scale = plain.square().mean().sqrt() if plain.numel() else 0.0
@@ -161,10 +161,10 @@ class Bounds:
 
     def least_allowed(self, measured: Measured, dtype: torch.dtype) -> float:
         """The smallest allowed error of an element, for a value without fill values of masks."""
-        rtol, atol = self._of(dtype)
+        rtol, atol = self._tolerances(dtype)
         return atol + rtol * measured.scale
 
-    def _of(self, dtype: torch.dtype) -> tuple[float, float]:
+    def _tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
         """``rtol`` and ``atol`` for a dtype."""
         rtol, atol = TOLERANCES.get(dtype.to_real(), _TOLERANCE_OF_OTHERS)
         return (
@@ -275,9 +275,9 @@ def mismatch_of(
 
 
 def _is_surely_within(got: torch.Tensor, expected: torch.Tensor, bounds: Bounds) -> bool:
-    """True if no element is off by more than the least that is allowed; all are finite.
+    """True if all elements are finite, and none is off by more than the least that is allowed.
 
-    This saves most of the time that comparing takes: the gradients of a large model are 500 MB.
+    Nearly all values of a right engine pass here. What follows takes five times as long.
     """
     measured = measured_of(got, expected)
     may_be_filled = measured.largest >= min(_FILL, torch.finfo(got.dtype).max)
@@ -303,8 +303,11 @@ def _structure(value: torch.Tensor) -> str:
 
 def wide(value: torch.Tensor) -> torch.Tensor:
     """The values as a dense tensor of float64 or complex128."""
-    dense = value.to_dense() if value.layout is not torch.strided else value
-    return dense.to(torch.complex128 if value.is_complex() else torch.float64)
+    return _dense(value).to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def _dense(value: torch.Tensor) -> torch.Tensor:
+    return value if value.layout is torch.strided else value.to_dense()
 
 
 def _mismatch_of_numbers(
@@ -400,14 +403,12 @@ class Measured:
 def measured_of(got: torch.Tensor, expected: torch.Tensor) -> Measured:
     """Measure a value of the expected shape, in float64.
 
-    It is read block by block. Copies of the whole in float64 would take ten times as long.
+    It is read block by block: copies of the whole in float64 took five times as long.
     """
-    dense = [
-        each.to_dense() if each.layout is not torch.strided else each for each in (got, expected)
-    ]
     length = _BLOCK if expected.device.type == "cpu" else _BLOCK << 10
+    blocks = (torch.split(_dense(each).flatten(), length) for each in (got, expected))
     found = Measured()
-    for pair in zip(*(torch.split(each.flatten(), length) for each in dense), strict=True):
+    for pair in zip(*blocks, strict=True):
         found = _with_block(found, *map(wide, pair))
     return found
 

@@ -101,7 +101,7 @@ class _Area(NamedTuple):
 
 
 def _areas(tensors: Mapping[int, torch.Tensor]) -> list[_Area]:
-    """Return areas that do not meet, in their order."""
+    """Return areas that do not meet, in their order. All tensors of one meet another of it."""
     areas: list[_Area] = []
     for first, end, i in sorted((*_span(each), i) for i, each in tensors.items()):
         if areas and first < areas[-1].end:
@@ -141,8 +141,8 @@ def _are_shared(tensors: Mapping[int, torch.Tensor], written: frozenset[int]) ->
     shared = set[int]()
     for group in storages.values():
         sizes = {tensors[i].itemsize for i in group}
-        # Each tensor of an array of numpy has a storage of its own. torch compares elements of one
-        # size.
+        # Each tensor over an array of numpy has a storage of its own. Torch can compare the
+        # elements of tensors only where all are of one size.
         if len(group) == 1 or len(sizes) > 1:
             shared.update(group)
         places = _torch.tensors.overlapping([tensors[i] for i in group])
@@ -152,13 +152,7 @@ def _are_shared(tensors: Mapping[int, torch.Tensor], written: frozenset[int]) ->
 
 def overlapping(tensors: Mapping[int, torch.Tensor]) -> set[int]:
     """The positions of the tensors whose address ranges overlap with that of another tensor."""
-    spans = sorted((*_span(each), i) for i, each in tensors.items())
-    found, furthest = set[int](), (0, -1)
-    for first, end, i in spans:
-        if first < furthest[0]:
-            found |= {i, furthest[1]}
-        furthest = max(furthest, (end, i))
-    return found
+    return {i for area in _areas(tensors) if len(area.positions) > 1 for i in area.positions}
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

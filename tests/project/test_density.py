@@ -11,7 +11,7 @@ MOST_DECISIONS = 37.24
 """For 100 lines of function bodies. The aim is 32."""
 
 
-MOST_LINES = 57_697
+MOST_LINES = 57_692
 """In the ``*.py`` files of composer."""
 
 
